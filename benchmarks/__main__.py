@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: run the measures, keep what they found, print the table."""
+"""Run benchmarks, print their tables and write them to RESULTS.md: `python -m benchmarks`."""
 
 import importlib
 import sys
@@ -16,11 +16,7 @@ from benchmarks.context import Context
 from benchmarks.measure import Result
 from trinity_db.errors import TrinityError
 
-MEASURES = (
-    *("ingest", "draw", "claims", "offline", "archive", "loop", "restart", "hour", "trainer", "explore"),
-    *("addition", "publish", "weights", "rescore", "page", "fleet", "deletion", "retention", "partitions"),
-    *("modes", "selection"),
-)
+MEASURES = ("ingest", "draw", "claims", "explore", "trainer", "addition")
 """Modules of this package with a function `run(context) -> list[Result]`."""
 TEMPORARY = Path(tempfile.gettempdir())
 PEERS_PYTHON = Path(__file__).parents[1] / ".venv-bench" / "bin" / "python"
@@ -28,17 +24,16 @@ PEERS_PYTHON = Path(__file__).parents[1] / ".venv-bench" / "bin" / "python"
 
 def main(
     only: Annotated[list[str] | None, typer.Option(help=f"A measure: {', '.join(MEASURES)}.")] = None,
-    quick: Annotated[bool, typer.Option(help="A tenth of the rows; writes no results.")] = False,
-    full: Annotated[bool, typer.Option(help="Also 10 M rows in draw, 1 M in offline and archive.")] = False,
-    repetitions: Annotated[int, typer.Option(min=1, help="Of each measurement.")] = 5,
-    scratch: Annotated[Path, typer.Option(help="A folder on a disk, for servers.")] = TEMPORARY,
+    quick: Annotated[bool, typer.Option(help="Use a tenth of the rows and write no results.")] = False,
+    repetitions: Annotated[int, typer.Option(min=1, help="Repetitions of each measurement.")] = 5,
+    scratch: Annotated[Path, typer.Option(help="Folder on a disk for the servers' data.")] = TEMPORARY,
 ) -> None:
     """Measure the store against bare PostgreSQL and against peers."""
     names = only or list(MEASURES)
     if unknown := sorted(set(names) - set(MEASURES)):
         raise typer.BadParameter(f"no such measure: {', '.join(unknown)}", param_hint="--only")
     peers = PEERS_PYTHON if PEERS_PYTHON.exists() else None
-    context = Context(repetitions, quick, scratch, peers, full)
+    context = Context(repetitions, quick, scratch, peers)
     try:
         server.refuse_memory(scratch)
         is_whole = _run(context, names)
@@ -48,24 +43,24 @@ def main(
 
 
 def _run(context: Context, names: Sequence[str]) -> bool:
-    """Run measures one after the other; whether none of them failed."""
+    """Run measures one after the other. Returns whether all succeeded."""
     facts = machine.facts(context)
     failed = []
     for name in names:
         _say(f"{name} ...")
         start = time.monotonic()
         try:
-            found: list[Result] = importlib.import_module(f"benchmarks.{name}").run(context)
-        except Exception:  # the others go on
+            results: list[Result] = importlib.import_module(f"benchmarks.{name}").run(context)
+        except Exception:  # continue with the others
             traceback.print_exc()
             failed.append(name)
             continue
-        _say(f"{name}: {len(found)} results in {time.monotonic() - start:.0f} s")
-        print(report.section(name, facts, found))
+        _say(f"{name}: {len(results)} results in {time.monotonic() - start:.0f} s")
+        print(report.section(name, facts, results))
         if not context.quick:
-            report.write(name, facts, found)
+            report.write(name, facts, results)
     for name in failed:
-        _say(f"{name} FAILED; its error stands above")
+        _say(f"{name} FAILED; see its traceback above")
     return not failed
 
 

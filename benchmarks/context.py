@@ -1,4 +1,4 @@
-"""The context of a measure: how often to repeat, where to put files, which peers to compare with."""
+"""Options of a benchmark run: repetitions, scratch folder, peers."""
 
 import sys
 from collections.abc import Iterator
@@ -15,16 +15,14 @@ class Context:
 
     repetitions: int
     quick: bool
-    """A tenth of the rows: shows that everything runs, its figures mean little."""
+    """Use a tenth of the rows: tests that measures run; the figures mean little."""
     scratch: Path
-    """A folder on a disk."""
+    """Folder on a disk."""
     peers_python: Path | None
-    """The interpreter of the peers' environment; None: it was not made."""
-    full: bool = False
-    """The largest sizes too, which take many minutes and gigabytes."""
+    """Interpreter of the peers' environment; None if it does not exist."""
 
     def rows(self, count: int) -> int:
-        """A number of rows, fewer in a quick run; always a multiple of 4 × 64."""
+        """Return `count`, or a tenth of it in a quick run, as a multiple of 4 × 64."""
         return max(count // 10, 256) // 256 * 256 if self.quick else count
 
     def say(self, progress: str) -> None:
@@ -32,6 +30,6 @@ class Context:
 
     @contextmanager
     def server(self) -> Iterator[server.Server]:
-        """A new PostgreSQL for one measure."""
+        """Start a new PostgreSQL for one measure."""
         with server.running(self.scratch) as running:
             yield running

@@ -1,8 +1,8 @@
-"""The rows that we and all peers write, so that all stores are asked to hold the same bytes.
+"""Rows that we and all peers write, so that all stores hold the same bytes.
 
 Groups of 8 attempts at one prompt: prompts of 64 to 256 tokens, responses log-normal around 400 in 32 to
-1,024, with texts of four characters a token. A group follows from its number and the seed alone, so several
-processes can make parts of one data set. Needs only numpy: the peers' environment imports this very file.
+1,024, with texts of four characters a token. A group depends only on its number and the seed, so several
+processes can generate parts of one data set. Imports only numpy, because peers' environments use this module.
 """
 
 from collections.abc import Iterator
@@ -16,55 +16,49 @@ GROUP_SIZE = 8
 PROMPT_TOKENS = (64, 256)
 RESPONSE_TOKENS = (32, 1024)
 RESPONSE_MEDIAN = 380  # tokens; with this spread and after clipping the mean is about 420
-RESPONSE_SIGMA = 0.5  # of the logarithm
+RESPONSE_SIGMA = 0.5  # standard deviation of the logarithm
 VOCABULARY = 150_000
 CHARACTERS_PER_TOKEN = 4
 GROUPS_PER_VERSION = 64
-POOL_TOKENS = 1 << 20  # rows are slices of a pool: making one costs microseconds, holding one costs nothing
+POOL_TOKENS = 1 << 20  # rows are slices of a pool, which costs microseconds and no memory
 
 
 @dataclass(frozen=True, eq=False)
 class Experience:
-    """One attempt at the prompt of a group."""
+    """Attempt at the prompt of a group."""
 
     group: int
     member: int
     token_ids: NDArray[np.int32]
     """[n] Prompt and response."""
     action_mask: NDArray[np.bool_]
-    """[n] True for the response's tokens."""
+    """[n] True for tokens of the response."""
     logprobs: NDArray[np.float32]
-    """[k] One for each token of the response."""
+    """[k] Log-probability of each token of the response."""
     prompt: str
     response: str
     reward: float
     version: int
-    """The policy version that wrote it."""
+    """Policy version that sampled it."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """Two numbers that no other row has."""
+        """Unique key of the row."""
         return self.group, self.member
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.token_ids) - len(self.logprobs)
 
-    @property
-    def raw_bytes(self) -> int:
-        """Its arrays and texts (ASCII), and 8 bytes each for group, member, reward and version."""
-        arrays = self.token_ids.nbytes + self.action_mask.nbytes + self.logprobs.nbytes
-        return arrays + len(self.prompt) + len(self.response) + 4 * 8
-
 
 def groups(count: int, first: int = 0, seed: int = 0) -> Iterator[list[Experience]]:
-    """Groups by their numbers, `first` the lowest."""
+    """Yield `count` groups, starting with number `first`."""
     for number in range(first, first + count):
         yield group(number, seed)
 
 
 def group(number: int, seed: int = 0) -> list[Experience]:
-    """All members of one group."""
+    """Return the members of one group."""
     rng = np.random.default_rng([seed, number])
     prompt_tokens = int(rng.integers(PROMPT_TOKENS[0], PROMPT_TOKENS[1] + 1))
     lengths = rng.lognormal(np.log(RESPONSE_MEDIAN), RESPONSE_SIGMA, GROUP_SIZE)
@@ -79,7 +73,7 @@ def group(number: int, seed: int = 0) -> list[Experience]:
 
 
 def rows(count: int, first_group: int = 0, seed: int = 0) -> list[Experience]:
-    """The members of as many whole groups as `count` rows make."""
+    """Return `count` rows of whole groups."""
     return [row for members in groups(count // GROUP_SIZE, first_group, seed) for row in members]
 
 
@@ -106,7 +100,7 @@ def _text(start: int, tokens: int) -> str:
 
 @cache
 def _pool() -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_]]:
-    """Token ids as frequent as words are, log-probabilities, and a mask that turns true at a prompt's end."""
+    """Return token ids with Zipf's frequencies, log-probabilities, and a mask with a prompt's end."""
     rng = np.random.default_rng(0)
     token_ids = (rng.zipf(1.2, POOL_TOKENS) % VOCABULARY).astype(np.int32)
     logprobs = -rng.exponential(0.5, POOL_TOKENS).astype(np.float32)
@@ -116,7 +110,7 @@ def _pool() -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_]]:
 
 @cache
 def _words() -> str:
-    """Text that compresses about as well as prose."""
+    """Return text that compresses about as well as prose."""
     rng = np.random.default_rng(1)
     letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
     shares = 1 / np.arange(1, len(letters) + 1)
@@ -124,7 +118,5 @@ def _words() -> str:
         "".join(rng.choice(letters, size, p=shares / shares.sum())) for size in rng.integers(2, 10, 5000)
     ]
     needed = CHARACTERS_PER_TOKEN * POOL_TOKENS
-    numbers = rng.zipf(1.3, needed // 3) % len(
-        words
-    )  # words have three characters and more, the space included
+    numbers = rng.zipf(1.3, needed // 3) % len(words)  # a word and its space have at least three characters
     return " ".join(words[number] for number in numbers)[:needed]

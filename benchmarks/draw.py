@@ -1,14 +1,13 @@
-"""Draws with their arrays: from nothing in memory to the decoded rows of a leased batch, for every sampler.
+"""Draws: from nothing in memory to the decoded rows of a leased batch, for every sampler.
 
-Ours does for each step as the trainer does: `draws.draw_groups` and `batches.read`, two transactions. The
-floor is one SELECT of the same rows and arrays by their ids, decoded the same way. The two take turns in
-reading first, because the second one finds the pages in memory. All groups can be drawn, and no two rows
-share their arrays. Ten million rows would take 70 GB, so there a row gets its arrays when it is drawn for
-the first time; that is not timed. Each batch is given back. Our draws check a limit of staleness. Peers
-draw without one, as most of them know none.
+Times `draws.draw_groups` and `batches.read`, two transactions, as the trainer calls them. The floor is one
+SELECT of the same rows and arrays by id, decoded in the same way; the sides take turns in reading first,
+because the second finds the pages in memory. All groups are ready and no rows share arrays. Each batch is
+reopened. Our draws check a limit of staleness; peers draw without one.
 """
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -18,50 +17,46 @@ import psycopg
 
 from benchmarks import data, peer
 from benchmarks.context import Context
-from benchmarks.measure import OURS, Bar, Result, figure, percentile, ratio
+from benchmarks.measure import OURS, Bar, Result, percentile, ratio
 from benchmarks.scene import Scene, payload
 from benchmarks.server import Server
-from trinity_db import arrays
-from trinity_db.database import Database, Transaction
+from trinity_db.arrays import codec
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import batches, draws
 from trinity_db.store.samplers import Sampler
-from trinity_db.trainer.parts.kinds import chosen, part
+from trinity_db.trainer.recipes.parts.kinds import chosen, part
+from trinity_db.worker.service import LEASE_SECONDS
 
 MEASURE = "draw"
 SIZES = {"10 k": 10_240, "100 k": 102_400, "1 M": 1_024_000}
-FULL_SIZES = {"10 M": 10_240_000}  # ten minutes to fill, and 6 GB
-DRAWS = {64: 200, 512: 100}  # by the rows of a batch
-WARM_UP = 10  # before them; statements are prepared by then
+BATCH_ROWS = 64
+DRAWS, WARM_UP = 200, 10  # the warm-up lets the server prepare its plans
 SAMPLERS = (
     Sampler("fifo"),
     Sampler("newest"),
     Sampler("uniform"),
     Sampler("prioritized", alpha=0.6, beta=0.4),
 )
-MAX_STALENESS = 3  # of versions 0 to 3: all is within the limit, and looked at
+MAX_STALENESS = 3  # all of versions 0 to 3 are within the limit
 FLOOR = "bare SELECT"
-COMPARED, BARRED_ROWS = "100 k", 64  # the bars hold for it; larger stores are compared with it
+COMPARED = "100 k"  # larger stores are compared with this size
 FLOOR_BAR = Bar(2.5, at_most=True)
 GROWTH_BAR = Bar(1.3, at_most=True)
 PEER_BARS = {"reverb": Bar(1, at_most=True), "trinity_rft": Bar(1, at_most=True)}
-PEER_DRAWS = 20  # of one repetition, of 64 rows
-# The orders that each of them knows; at 100 k rows those that are filled in seconds.
+PEER_DRAWS = 20  # per repetition
+# Orders that each peer supports; at 100 k rows only where filling takes seconds.
 PEERS: dict[str, dict[str, tuple[str, ...]]] = {
     "10 k": {
         "trinity_rft": ("fifo", "newest"),
-        "agent_lightning": ("fifo",),
-        "torchrl": ("fifo", "uniform"),
         "reverb": ("uniform", "prioritized"),
         "transfer_queue": ("fifo",),
     },
-    "100 k": {"torchrl": ("uniform",), "reverb": ("uniform", "prioritized")},
+    "100 k": {"reverb": ("uniform", "prioritized")},
 }
-TEMPLATES = 64  # rows whose arrays all others copy
-WITH_ARRAYS = 1_024_000  # rows of the largest store that is filled with them
+TEMPLATES = 64  # rows whose arrays the others copy
 
-# Keys hold by construction; checking them would take most of the time.
+# Foreign keys hold by construction; checking them would take most of the time.
 FILL = """
 SET LOCAL session_replication_role = replica;
 INSERT INTO trinity.rollout_group
@@ -86,6 +81,7 @@ ARRAYS = """
 INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
 SELECT e.id, %s, t.num_tokens, t.data FROM trinity.experience e JOIN template t ON t.id = e.id %% %s
 """
+DRAWN = "SELECT experience_id FROM trinity.batch_item WHERE batch_id = %s ORDER BY ordinal"
 SELECT = """
 SELECT e.id, e.group_id, e.reward, e.version_min, p.codec, p.num_tokens, p.data
 FROM trinity.experience e JOIN trinity.payload p ON p.experience_id = e.id
@@ -95,7 +91,7 @@ WHERE e.id = ANY(%s)
 
 @dataclass(frozen=True)
 class _Store:
-    """A filled store, and the trainer that draws from it."""
+    """Filled store and the trainer that draws from it."""
 
     database: Database
     run_id: int
@@ -104,10 +100,10 @@ class _Store:
 
 
 def run(context: Context) -> list[Result]:
-    """Each size of store, sampler and batch; ours and the floor on the same rows, one after the other."""
-    found: list[Result] = []
-    compared: dict[tuple[str, int], list[float]] = {}
-    for size, num_rows in (SIZES | FULL_SIZES if context.full else SIZES).items():
+    """Measure each size of store and sampler, then peers on batches of the same size."""
+    results: list[Result] = []
+    compared: dict[str, list[float]] = {}
+    for size, num_rows in SIZES.items():
         with context.server() as server:
             context.say(f"{size} rows: filling a store")
             scene = Scene.open(server.new_store())
@@ -117,89 +113,71 @@ def run(context: Context) -> list[Result]:
             worker_id = scene.new_worker(database, WorkerRole.TRAIN)
             with closing(database):
                 store = _Store(database, scene.run_id, worker_id, count(1))
-                medians = _measure_all(context, store, size, found)
+                medians: dict[str, list[float]] = {
+                    sampler.name: _measure(context, store, sampler, size, results) for sampler in SAMPLERS
+                }
             if size == COMPARED:
                 compared = medians
-            elif compared:
-                found += _growth(size, medians, compared)
-            found += _peers(context, server, size, num_rows, medians)
-    return found
+            for name, values in medians.items() if size != COMPARED and compared else ():
+                against = f"{OURS}, {COMPARED} rows"
+                variant = _variant(name, size)
+                results.append(ratio(MEASURE, variant, "ms p50", values, compared[name], against, GROWTH_BAR))
+            results += _peers(context, server, size, num_rows, medians)
+    return results
 
 
-def _measure_all(
-    context: Context, store: _Store, size: str, found: list[Result]
-) -> dict[tuple[str, int], list[float]]:
-    """Add the results of each sampler and batch size to `found`; our p50 in ms, one a repetition."""
-    medians: dict[tuple[str, int], list[float]] = {}
-    for sampler in SAMPLERS:
-        for batch_rows, num_draws in DRAWS.items():
-            variant = _variant(sampler.name, batch_rows, size)
-            context.say(variant)
-            pairs = [_draw(store, sampler, batch_rows) for _ in range(WARM_UP + num_draws)][WARM_UP:]
-            p50 = {}
-            for side, who in enumerate((OURS, FLOOR)):
-                values = [1000 * pair[side] for pair in pairs]
-                parts = [values[start :: context.repetitions] for start in range(context.repetitions)]
-                p50[who] = [percentile(part, 50) for part in parts]
-                found.append(figure(MEASURE, who, variant, "ms p50", p50[who]))
-                found.append(figure(MEASURE, who, variant, "ms p99", [percentile(values, 99)]))
-            bar = FLOOR_BAR if (size, batch_rows) == (COMPARED, BARRED_ROWS) else None
-            found.append(ratio(MEASURE, variant, p50[OURS], p50[FLOOR], FLOOR, bar, alternated=True))
-            medians[sampler.name, batch_rows] = p50[OURS]
-    return medians
-
-
-def _growth(
-    size: str, medians: dict[tuple[str, int], list[float]], compared: dict[tuple[str, int], list[float]]
-) -> list[Result]:
-    """Our p50 in a larger store as a multiple of that in the one that bars are about."""
-    return [
-        ratio(
-            MEASURE,
-            _variant(name, batch_rows, size),
-            values,
-            compared[name, batch_rows],
-            f"{OURS} at {COMPARED} rows",
-            GROWTH_BAR if batch_rows == BARRED_ROWS else None,
-        )
-        for (name, batch_rows), values in medians.items()
-    ]
+def _measure(
+    context: Context, store: _Store, sampler: Sampler, size: str, results: list[Result]
+) -> list[float]:
+    """Return our p50 in ms, one per repetition; add the ratio to the floor for one size."""
+    context.say(_variant(sampler.name, size))
+    pairs = [_draw(store, sampler) for _ in range(WARM_UP + DRAWS)][WARM_UP:]
+    ours, floor = (
+        [
+            percentile([1000 * pair[side] for pair in pairs[start :: context.repetitions]], 50)
+            for start in range(context.repetitions)
+        ]
+        for side in range(2)
+    )
+    if size == COMPARED:
+        variant = _variant(sampler.name, size)
+        results.append(ratio(MEASURE, variant, "ms p50", ours, floor, FLOOR, FLOOR_BAR, alternated=True))
+    return ours
 
 
 def _peers(
-    context: Context, server: Server, size: str, num_rows: int, medians: dict[tuple[str, int], list[float]]
+    context: Context, server: Server, size: str, num_rows: int, medians: dict[str, list[float]]
 ) -> list[Result]:
-    """The times of peers for the same batches of 64, and our p50 as a multiple of theirs."""
-    found = []
+    results = []
     for name, orders in PEERS.get(size, {}).items():
         for order in orders:
-            variant = _variant(order, BARRED_ROWS, size)
-            context.say(f"{variant}: {name}")
+            context.say(f"{_variant(order, size)}: {name}")
             server.settle()
-            asked = {
+            specification = {
                 "operation": MEASURE,
                 "url": server.new_database(),
                 "rows": context.rows(num_rows),
-                "size": BARRED_ROWS,
+                "size": BATCH_ROWS,
                 "order": order,
                 "max_staleness": None,
                 "draws": PEER_DRAWS,
             }
-            answer = peer.ask(context, name, asked)
-            ours = medians[order, BARRED_ROWS]
-            found += peer.compared(MEASURE, variant, answer, ours, PEER_BARS.get(name))
-    return found
+            answer = peer.ask(context, name, specification)
+            results += peer.compared(
+                MEASURE, _variant(order, size), answer, medians[order], PEER_BARS.get(name)
+            )
+    return results
 
 
-def _variant(order: str, batch_rows: int, size: str) -> str:
-    return f"{order}, {batch_rows} of {size} rows"
+def _variant(order: str, size: str) -> str:
+    return f"{order}, {BATCH_ROWS} of {size} rows"
 
 
-def _draw(store: _Store, sampler: Sampler, batch_rows: int) -> tuple[float, float]:
-    """Seconds of one draw with its arrays, and of the floor for the same rows."""
+def _draw(store: _Store, sampler: Sampler) -> tuple[float, float]:
+    """Return the seconds of one draw with its arrays, and of the floor for the same rows."""
     database = store.database
     step = batches.Draw(
-        store.run_id, store.worker_id, next(store.steps), batch_rows // data.GROUP_SIZE, seed=0
+        store.run_id, store.worker_id, next(store.steps), BATCH_ROWS // data.GROUP_SIZE, seed=0
     )
     start = time.perf_counter()
     with database.transaction() as tx:
@@ -209,8 +187,8 @@ def _draw(store: _Store, sampler: Sampler, batch_rows: int) -> tuple[float, floa
     ours = time.perf_counter() - start
     assert batch is not None
     with database.transaction() as tx:
-        ids = _write_arrays(tx, batch.id)
-    sides = (partial(_read, database, batch.id), partial(_select, database, ids))
+        ids = [row["experience_id"] for row in tx.execute(DRAWN, [batch.id])]
+    sides = (partial(_seconds, batches.read, database, batch.id), partial(_seconds, _select, database, ids))
     bare_first = step.step % 2
     seconds = [side() for side in (sides[::-1] if bare_first else sides)]
     reading, bare = seconds[::-1] if bare_first else seconds
@@ -219,51 +197,34 @@ def _draw(store: _Store, sampler: Sampler, batch_rows: int) -> tuple[float, floa
     return ours + reading, bare
 
 
-def _read(database: Database, batch_id: int) -> float:
-    """Seconds in which the trainer has the rows of its batch."""
+def _seconds(read: Callable[..., object], *arguments: object) -> float:
+    """Return the seconds of a call that reads rows."""
     start = time.perf_counter()
-    assert batches.read(database, batch_id)
+    assert read(*arguments)
     return time.perf_counter() - start
 
 
-def _select(database: Database, ids: list[int]) -> float:
-    """Seconds in which one statement has them, by their ids."""
-    start = time.perf_counter()
+def _select(database: Database, ids: list[int]) -> list[codec.Payload]:
+    """Read the rows by id in one statement."""
     with database.transaction() as tx:
-        found = tx.execute(SELECT, [ids], binary=True).fetchall()
-        decoded = [arrays.decode(row["codec"], row["data"], row["num_tokens"]) for row in found]
-    assert len(decoded) == len(ids)
-    return time.perf_counter() - start
+        rows = tx.execute(SELECT, [ids], binary=True).fetchall()
+        return [codec.decode(row["codec"], row["data"], row["num_tokens"]) for row in rows]
 
 
 def _fill(scene: Scene, num_groups: int) -> None:
-    """Ready groups of four versions with priorities from 0.01 to 1, and rows without arrays."""
+    """Insert ready groups of four versions with priorities from 0.01 to 1."""
     statement = FILL.format(run_id=scene.run_id, num_groups=num_groups, group_size=data.GROUP_SIZE)
     with closing(psycopg.connect(scene.url)) as connection, connection:
         connection.execute(statement.encode())
         connection.execute("CREATE TABLE template (id int PRIMARY KEY, num_tokens int, data bytea)")
-        connection.execute("ALTER TABLE template ALTER data SET STORAGE EXTERNAL")  # a copy stays as it is
+        connection.execute("ALTER TABLE template ALTER data SET STORAGE EXTERNAL")  # uncompressed
         rows = data.rows(TEMPLATES)
         with connection.cursor() as cursor:
             cursor.executemany(
                 "INSERT INTO template VALUES (%s, %s, %s)",
-                [(n, len(row.token_ids), arrays.encode(payload(row))) for n, row in enumerate(rows)],
+                [(n, len(row.token_ids), codec.encode(payload(row))) for n, row in enumerate(rows)],
             )
-        if num_groups * data.GROUP_SIZE <= WITH_ARRAYS:
-            connection.execute("SET LOCAL session_replication_role = replica")
-            connection.execute(ARRAYS.encode(), [arrays.CODEC, TEMPLATES])
+        connection.execute("SET LOCAL session_replication_role = replica")
+        connection.execute(ARRAYS.encode(), [codec.CODEC, TEMPLATES])
     with closing(psycopg.connect(scene.url, autocommit=True)) as connection:
         connection.execute("VACUUM ANALYZE")
-
-
-def _write_arrays(tx: Transaction, batch_id: int) -> list[int]:
-    """Give those rows of a batch their arrays that have none; the ids of all."""
-    tx.execute(
-        "INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)"
-        " SELECT i.experience_id, %s, t.num_tokens, t.data"
-        " FROM trinity.batch_item i JOIN template t ON t.id = i.experience_id %% %s"
-        " WHERE i.batch_id = %s ON CONFLICT DO NOTHING",
-        [arrays.CODEC, TEMPLATES, batch_id],
-    )
-    items = "SELECT experience_id FROM trinity.batch_item WHERE batch_id = %s ORDER BY ordinal"
-    return [row["experience_id"] for row in tx.execute(items, [batch_id])]

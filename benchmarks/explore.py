@@ -1,11 +1,9 @@
-"""Exploring with 256 attempts in flight: sampled tokens a second, until the last rollout is committed.
+"""Exploring with 256 attempts in flight: sampled tokens per second until the last rollout is committed.
 
-The lengths of the responses have a long tail. Each way samples 1,024 responses to the same prompts with the
-same limits: a bare client of a vLLM server; our explorer over that server with a real store; our explorer
-with the transformers engine; and transformers' own `generate` over the first 256 of them as one batch, which
-waits for its longest response and stores nothing. The first two send the same requests with the same seeds,
-so that they get the same tokens. The model is so small that its arithmetic takes little of the time, so that
-the cost of an explorer shows.
+Response lengths have a long tail. 1,024 responses are sampled by a bare client of a vLLM server, and by our
+explorer over that server with a real store; transformers' `generate` samples 256 of them as one batch, which
+waits for its longest response and stores nothing. The client and the explorer send the same requests with the
+same seeds. The model is small, so that the explorer's own cost shows.
 """
 
 import asyncio
@@ -28,25 +26,25 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from benchmarks.context import Context
-from benchmarks.measure import OURS, Bar, Result, absent, figure, in_turns, ratio
+from benchmarks.measure import OURS, Bar, Result, absent, in_turns, ratio
 from benchmarks.peer import ROOT
 from benchmarks.scene import RUN, Scene
 from benchmarks.server import Server
-from trinity_db.config import PromptConfig
-from trinity_db.database import Database
-from trinity_db.explorer.config import ExplorerConfig, VLLMConfig
+from trinity_db.config.shared import PromptConfig
+from trinity_db.explorer.attempt.policy import Policy
+from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Completion, Engine, Request
-from trinity_db.explorer.engines.transformers_engine import TransformersEngine
+from trinity_db.explorer.engines.settings import VLLMConfig
 from trinity_db.explorer.engines.vllm.engine import VLLMEngine
 from trinity_db.explorer.engines.vllm.server import MODEL, URL
-from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.service import Explorer
+from trinity_db.explorer.service import Explorer, ExplorerSetup
 from trinity_db.models import load_model
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import groups, runs
-from trinity_db.store.selection import Selection
+from trinity_db.store.selection import TaskSelection
 from trinity_db.weights.recorded_places import RecordedPlaces
+from trinity_db.worker.service import LEASE_SECONDS
 
 MEASURE = "explore"
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -56,21 +54,19 @@ GROUP_SIZE = 8
 VARIANT = f"{IN_FLIGHT} in flight, long-tailed lengths"
 MEDIAN, SPREAD, LONGEST = 48, 1.0, 512  # tokens of a response: log-normal, cut at the longest
 PAIRS = ["".join(pair) for pair in product(ascii_lowercase, repeat=2)]
-"""Words of the model besides the bytes: 933 in all."""
+"""Words of the model in addition to the bytes; the vocabulary has 933 entries."""
 PROMPT = 32  # words
-BARE, TRANSFORMERS, BATCH = "bare client of vLLM", "transformers engine", "a batch by generate()"
+BARE, BATCH = "bare client of vLLM", "a batch by generate()"
 
 
 def length_of(seed: int) -> int:
-    """The limit of an attempt's response, by its seed."""
-    return min(
-        LONGEST,
-        max(8, round(math.exp(NormalDist(math.log(MEDIAN), SPREAD).inv_cdf((seed % 997 + 0.5) / 997)))),
-    )
+    """Return the token limit of an attempt by its seed."""
+    quantile = NormalDist(math.log(MEDIAN), SPREAD).inv_cdf((seed % 997 + 0.5) / 997)
+    return min(LONGEST, max(8, round(math.exp(quantile))))
 
 
 async def attempt(task: Mapping[str, Any], policy: Policy) -> None:
-    """One response, of a length of its own."""
+    """Sample one response."""
     await policy.complete(_prompt(task["answer"]), max_new_tokens=length_of(policy.seed))
 
 
@@ -80,7 +76,7 @@ def _prompt(answer: str) -> str:
 
 
 class Observed:
-    """An engine that keeps the requests, and the time at which it began to take them."""
+    """Engine that records its requests, tokens and start time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -104,25 +100,23 @@ class Observed:
 
 
 def run(context: Context) -> list[Result]:
-    """All ways in turns."""
+    """Measure all ways in turns."""
     if not PYTHON.exists():
-        return [absent(MEASURE, OURS, VARIANT, "make test-vllm makes .venv-vllm, in which vLLM is")]
+        return [absent(MEASURE, OURS, VARIANT, "needs .venv-vllm, which make test-vllm creates")]
     with TemporaryDirectory(prefix="trinity-db-bench-explore-", dir=context.scratch) as scratch:
-        os.environ["TRINITY_DB_HOME"] = scratch  # where vLLM's log is
+        os.environ["TRINITY_DB_HOME"] = scratch  # folder of vLLM's log
         model = Path(scratch) / "model"
         _build_model(model)
         vllm = VLLMEngine(VLLMConfig(python=PYTHON, max_sequences=IN_FLIGHT))
-        in_process = TransformersEngine("cpu")
         try:
             with context.server() as server:
-                return _compare(context, server, model, vllm, in_process)
+                return _compare(context, server, model, vllm)
         finally:
             vllm.close()
-            in_process.close()
 
 
 def _build_model(folder: Path) -> None:
-    """Qwen2 with random weights, and a tokenizer of its words."""
+    """Write a Qwen2 with random weights and its tokenizer."""
     symbols = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     words = ["<|endoftext|>", *symbols, *PAIRS]
     vocabulary = {word: number for number, word in enumerate(words)}
@@ -133,7 +127,7 @@ def _build_model(folder: Path) -> None:
         hidden_size=64,
         intermediate_size=176,
         num_hidden_layers=2,
-        num_attention_heads=2,  # vLLM on a CPU needs heads of 32 numbers at least
+        num_attention_heads=2,  # vLLM on a CPU needs a head size of at least 32
         num_key_value_heads=2,
         max_position_embeddings=1024,
         bos_token_id=None,
@@ -143,54 +137,41 @@ def _build_model(folder: Path) -> None:
     Qwen2ForCausalLM(settings).save_pretrained(folder)
 
 
-def _compare(
-    context: Context, server: Server, model: Path, vllm: VLLMEngine, in_process: TransformersEngine
-) -> list[Result]:
+def _compare(context: Context, server: Server, model: Path, vllm: VLLMEngine) -> list[Result]:
     over_vllm, number = Observed(vllm), context.rows(ATTEMPTS)
     ours = partial(_explore, server, model, over_vllm, number)
-    ours()  # starts the server, and says which requests are made
+    ours()  # starts the server and records the requests
     requests = [*over_vllm.requests]
     ways: dict[str, Callable[[], float]] = {
         BARE: partial(_bare, vllm, requests),
         OURS: ours,
-        TRANSFORMERS: partial(_explore, server, model, Observed(in_process), number),
         BATCH: partial(_batch, load_model(model, "cpu"), requests),
     }
-    shown = {name: partial(_said, context, name, way) for name, way in ways.items()}
-    found = in_turns(shown, context.repetitions)
+    rates = in_turns(ways, context.repetitions)
     return [
-        *(figure(MEASURE, name, VARIANT, "tokens/s", values) for name, values in found.items()),
-        ratio(MEASURE, VARIANT, found[OURS], found[BARE], BARE, Bar(0.9), alternated=True),
-        ratio(MEASURE, VARIANT, found[OURS], found[BATCH], BATCH, Bar(2), alternated=True),
-        ratio(MEASURE, VARIANT, found[OURS], found[TRANSFORMERS], TRANSFORMERS, alternated=True),
+        ratio(MEASURE, VARIANT, "tokens/s", rates[OURS], rates[way], way, bar, alternated=True)
+        for way, bar in ((BARE, Bar(0.9)), (BATCH, Bar(2)))
     ]
 
 
-def _said(context: Context, name: str, way: Callable[[], float]) -> float:
-    rate = way()
-    context.say(f"{name}: {rate:,.0f} tokens/s")
-    return rate
-
-
 def _explore(server: Server, model: Path, engine: Observed, number: int) -> float:
-    """Our explorer, on a new store."""
+    """Run our explorer on a new store. Returns tokens per second."""
     scene = Scene.open(server.new_store(), model)
     server.settle()
     with closing(Database(scene.url, LEASE_SECONDS)) as database:
         with database.transaction() as tx:
-            found = runs.find(tx, RUN)
+            run = runs.find(tx, RUN)
         config = ExplorerConfig(group_size=GROUP_SIZE, concurrency=IN_FLIGHT)
-        explorer = Explorer(
-            database,
-            found,
-            config,
-            attempt,
-            engine,
-            groups.Pace(max_staleness=0, per_version=number // GROUP_SIZE),
-            Selection({scene.taskset_id: 1.0}, seed=0, walk="sequential"),
-            PromptConfig(prompt_template="{prompt}"),
-            RecordedPlaces(checkpoints=Path("/")),
+        setup = ExplorerSetup(
+            config=config,
+            workflow=attempt,
+            engine=engine,
+            pace=groups.Pace(max_staleness=0, per_version=number // GROUP_SIZE),
+            selection=TaskSelection({scene.taskset_id: 1.0}, seed=0, walk="sequential"),
+            prompts=PromptConfig(prompt_template="{prompt}"),
+            places=RecordedPlaces(checkpoints=Path("/")),
         )
+        explorer = Explorer(database, run, setup)
         explorer.worker_id = scene.new_worker(database, WorkerRole.EXPLORE)
         try:
             explorer.work()
@@ -207,7 +188,7 @@ def _explore(server: Server, model: Path, engine: Observed, number: int) -> floa
 
 
 def _bare(vllm: VLLMEngine, requests: Sequence[Request]) -> float:
-    """A client that keeps as many requests in flight, and reads the answers."""
+    """Send the requests with the same concurrency. Returns tokens per second."""
 
     async def sampled() -> tuple[int, float]:
         free, server = asyncio.Semaphore(IN_FLIGHT), vllm._server
@@ -239,7 +220,7 @@ def _bare(vllm: VLLMEngine, requests: Sequence[Request]) -> float:
 
 
 def _batch(model: Any, requests: Sequence[Request]) -> float:
-    """A batch that waits for its longest response. What goes beyond a response's limit does not count."""
+    """Sample one batch. Returns tokens per second; tokens beyond a response's limit do not count."""
     batch = requests[:IN_FLIGHT]
     began = time.perf_counter()
     longest = max(len(request.prompt_ids) for request in batch)
@@ -248,7 +229,7 @@ def _batch(model: Any, requests: Sequence[Request]) -> float:
     for row, request in enumerate(batch):
         ids[row, longest - len(request.prompt_ids) :] = torch.tensor([*request.prompt_ids])
         mask[row, longest - len(request.prompt_ids) :] = 1
-    said = model.generate(
+    sampled = model.generate(
         ids,
         attention_mask=mask,
         do_sample=True,
@@ -256,7 +237,7 @@ def _batch(model: Any, requests: Sequence[Request]) -> float:
         max_new_tokens=max(request.max_new_tokens for request in batch),
     )[:, longest:]
     end, tokens = model.generation_config.eos_token_id, 0
-    for request, row in zip(batch, said.tolist(), strict=True):
-        kept = row[: request.max_new_tokens]
-        tokens += kept.index(end) + 1 if end in kept else len(kept)
+    for request, row in zip(batch, sampled.tolist(), strict=True):
+        response = row[: request.max_new_tokens]
+        tokens += response.index(end) + 1 if end in response else len(response)
     return tokens / (time.perf_counter() - began)

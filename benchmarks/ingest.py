@@ -1,12 +1,11 @@
-"""Durable ingest: rows per second from rollouts in memory to rows that are committed.
+"""Durable ingest: rows per second from rollouts in memory to committed rows.
 
-Ours is what explorers call, `groups.write_rollouts`, all of it inside the timed part; the groups were claimed
-before. The floor is one binary COPY a commit of the same bytes, already encoded, into one plain table.
+Times `groups.write_rollouts`, which explorers call; groups are claimed before. The floor is one binary COPY
+per commit of the same bytes, already encoded, into a plain table.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -15,23 +14,23 @@ import psycopg
 
 from benchmarks import data, peer
 from benchmarks.context import Context
-from benchmarks.measure import OURS, Bar, Result, figure, in_turns, ratio
+from benchmarks.measure import OURS, Bar, Result, in_turns, ratio
 from benchmarks.processes import at_once, elapsed
 from benchmarks.scene import Scene, payload, rollouts
 from benchmarks.server import Server
-from trinity_db import arrays
-from trinity_db.database import Database
+from trinity_db.arrays import codec
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import groups
+from trinity_db.worker.service import LEASE_SECONDS
 
 MEASURE = "ingest"
-ROWS = 8192  # of one repetition; about a second
-PEER_ROWS = {"trinity_rft": 2048, "agent_lightning": 2048, "transfer_queue": 2048}  # hundreds a second
-VARIANTS = ((1, 8), (1, 64), (4, 8), (4, 64))  # writers, and rows a commit
-PEER_VARIANTS = ((1, 8), (4, 64))  # most of their time goes into starting them
+ROWS = 8192  # per repetition; about a second
+PEER_ROWS = {"trinity_rft": 2048, "transfer_queue": 2048}  # they write hundreds a second
+VARIANTS = ((1, 8), (1, 64), (4, 8), (4, 64))  # writers, rows per commit
+PEER_VARIANTS = ((1, 8), (4, 64))  # peers take long to start
 FLOOR = "bare COPY"
-BARS = {FLOOR: Bar(0.7), "trinity_rft": Bar(10), "reverb": Bar(1)}  # promised for one writer, group commits
+BARS = {FLOOR: Bar(0.7), "trinity_rft": Bar(10), "reverb": Bar(1)}  # for one writer that commits groups
 BARRED = (1, 8)
 
 FLOOR_TABLE = """
@@ -43,39 +42,33 @@ CREATE TABLE bare (
 FLOOR_TYPES = ("int8", "int8", "int2", "int4", "float8", "int4", "int4", "text", "text", "bytea")
 
 
-@dataclass(frozen=True)
-class Part:
-    """The part of the rows that one process writes."""
-
-    where: Any
-    """A Scene, or the URL of the floor's database."""
-    num_groups: int
-    first_group: int
-    rows_a_commit: int
+Part = tuple[Any, int, int, int]
+"""Scene, or URL of the floor's database; number of groups; first group; rows per commit."""
 
 
 def run(context: Context) -> list[Result]:
-    """All variants: ours and the floor in turns, then each peer."""
-    found = []
+    """Measure ours and the floor in turns, then each peer."""
+    results = []
     for writers, rows_a_commit in VARIANTS:
         variant = f"{writers} writer{'s' * (writers > 1)}, {rows_a_commit} rows a commit"
         with context.server() as server:
             context.say(f"{variant}: {OURS} and {FLOOR}")
             rates = _measure(context, server, writers, rows_a_commit)
-            found += _absolute(variant, rates)
             is_barred = (writers, rows_a_commit) == BARRED
             bar = BARS[FLOOR] if is_barred else None
-            found.append(ratio(MEASURE, variant, rates[OURS], rates[FLOOR], FLOOR, bar, alternated=True))
+            results.append(
+                ratio(MEASURE, variant, "rows/s", rates[OURS], rates[FLOOR], FLOOR, bar, alternated=True)
+            )
             for name in peer.NAMES if (writers, rows_a_commit) in PEER_VARIANTS else ():
                 context.say(f"{variant}: {name}")
                 answer = _ask(context, server, name, writers, rows_a_commit)
                 bar = BARS.get(name) if is_barred else None
-                found += peer.compared(MEASURE, variant, answer, rates[OURS], bar)
-    return found
+                results += peer.compared(MEASURE, variant, answer, rates[OURS], bar)
+    return results
 
 
 def _measure(context: Context, server: Server, writers: int, rows_a_commit: int) -> dict[str, list[float]]:
-    """Rows per second of ours and of the floor, each into a database of its own."""
+    """Return rows per second of ours and of the floor, in separate databases."""
     num_groups = context.rows(ROWS) // data.GROUP_SIZE // writers
     bare = server.new_database()
     with closing(psycopg.connect(bare)) as connection:
@@ -90,7 +83,7 @@ def _measure(context: Context, server: Server, writers: int, rows_a_commit: int)
 
     def write(name: str) -> float:
         prepare, where = sides[name]
-        parts = [Part(where, num_groups, next(numbers[name]), rows_a_commit) for _ in range(writers)]
+        parts = [(where, num_groups, next(numbers[name]), rows_a_commit) for _ in range(writers)]
         server.settle()
         return writers * num_groups * data.GROUP_SIZE / elapsed(at_once(prepare, parts))
 
@@ -98,14 +91,14 @@ def _measure(context: Context, server: Server, writers: int, rows_a_commit: int)
 
 
 def prepare_ours(part: Part) -> Callable[[], None]:
-    """A writer process of ours: an explorer with claimed groups and what came of them."""
-    scene: Scene = part.where
+    """Prepare a writer of ours: an explorer with claimed groups and their rollouts."""
+    scene, num_groups, first_group, rows_a_commit = part
     database = Database(scene.url, LEASE_SECONDS)
     worker_id = scene.new_worker(database, WorkerRole.EXPLORE)
-    claimed = scene.claim(database, worker_id, part.num_groups)
-    members = data.groups(part.num_groups, part.first_group)
+    claimed = scene.claim(database, worker_id, num_groups)
+    members = data.groups(num_groups, first_group)
     written = [rollouts(group, rows) for group, rows in zip(claimed, members, strict=True)]
-    commits = _commits(written, part.rows_a_commit)
+    commits = _commits(written, rows_a_commit)
 
     def write() -> None:
         for commit in commits:
@@ -116,10 +109,11 @@ def prepare_ours(part: Part) -> Callable[[], None]:
 
 
 def prepare_floor(part: Part) -> Callable[[], None]:
-    """A writer process of the floor: encoded tuples, and one COPY a commit."""
-    connection = psycopg.connect(part.where)
-    tuples = [[_tuple(row) for row in members] for members in data.groups(part.num_groups, part.first_group)]
-    commits = _commits(tuples, part.rows_a_commit)
+    """Prepare a writer of the floor: one COPY of encoded tuples per commit."""
+    url, num_groups, first_group, rows_a_commit = part
+    connection = psycopg.connect(url)
+    tuples = [[_tuple(row) for row in members] for members in data.groups(num_groups, first_group)]
+    commits = _commits(tuples, rows_a_commit)
 
     def write() -> None:
         for commit in commits:
@@ -147,30 +141,16 @@ def _tuple(row: data.Experience) -> tuple[Any, ...]:
         len(row.logprobs),
         row.prompt,
         row.response,
-        arrays.encode(written),
+        codec.encode(written),
     )
 
 
 def _commits(groups_of_rows: Sequence[list[Any]], rows_a_commit: int) -> list[list[Any]]:
-    """Rows as they are committed: whole groups together."""
+    """Split groups into commits; each holds whole groups."""
     size = rows_a_commit // data.GROUP_SIZE
     return [
         [row for members in groups_of_rows[start : start + size] for row in members]
         for start in range(0, len(groups_of_rows), size)
-    ]
-
-
-def _absolute(variant: str, rates: dict[str, list[float]]) -> list[Result]:
-    """Rows and raw bytes per second."""
-    sample = data.rows(ROWS)
-    megabytes = sum(row.raw_bytes for row in sample) / len(sample) / 1e6
-    return [
-        result
-        for who, values in rates.items()
-        for result in (
-            figure(MEASURE, who, variant, "rows/s", values),
-            figure(MEASURE, who, variant, "MB/s", [value * megabytes for value in values]),
-        )
     ]
 
 

@@ -1,4 +1,4 @@
-"""The result of a measurement: a median with its spread, or a ratio of two, and the bar it has to meet."""
+"""Results of measurements: medians with their spread, ratios, and the bars they must meet."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ OURS = "trinity-db"
 
 @dataclass(frozen=True)
 class Bar:
-    """The limit that a figure must reach: at least, or at most."""
+    """Limit of a figure: a minimum, or a maximum with `at_most`."""
 
     limit: float
     at_most: bool = False
@@ -23,91 +23,69 @@ class Bar:
 
 @dataclass(frozen=True)
 class Result:
-    """One line of a table."""
+    """Figure of one store, or ratio of ours to that of a peer or floor."""
 
     measure: str
     who: str
-    """trinity-db, a bare way to do the same, or a peer's name and version."""
+    """trinity-db, or the name of a peer or floor."""
     variant: str
-    """The circumstances, as the table names them: `4 writers, 64 rows a commit`."""
+    """Circumstances, for example `4 writers, 64 rows a commit`."""
     unit: str
+    """Unit of the figure; for a ratio that of both its sides."""
     median: float | None
-    """None: it could not be measured; the note says why."""
+    """None if it could not be measured; the note gives the reason."""
     low: float | None = None
     high: float | None = None
-    repetitions: int = 0
     against: str = ""
-    """For a ratio: the peer or floor that trinity-db is compared with."""
+    """Peer or floor of a ratio."""
+    sides: tuple[float, float] | None = None
+    """Medians of ours and of the peer or floor of a ratio."""
     bar: Bar | None = None
     note: str = ""
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the bar is met; None without one, or without a figure."""
+        """Whether the bar is met; None without a bar or a figure."""
         return None if self.bar is None or self.median is None else self.bar.is_met(self.median)
 
 
 def figure(
-    measure: str,
-    who: str,
-    variant: str,
-    unit: str,
-    values: Sequence[float],
-    bar: Bar | None = None,
-    note: str = "",
+    measure: str, who: str, variant: str, unit: str, values: Sequence[float], bar: Bar | None = None
 ) -> Result:
-    """The median of repeated measurements, with the lowest and the highest."""
-    return Result(
-        measure,
-        who,
-        variant,
-        unit,
-        statistics.median(values),
-        min(values),
-        max(values),
-        len(values),
-        "",
-        bar,
-        note,
-    )
+    """Return the median of repeated measurements with the minimum and the maximum."""
+    return Result(measure, who, variant, unit, statistics.median(values), min(values), max(values), bar=bar)
 
 
 def ratio(
     measure: str,
     variant: str,
+    unit: str,
     ours: Sequence[float],
     theirs: Sequence[float],
     against: str,
     bar: Bar | None = None,
     alternated: bool = False,
-    note: str = "",
 ) -> Result:
-    """Ours divided by theirs: pair by pair where both were measured in turns, so that noise hits both."""
+    """Return ours divided by theirs.
+
+    Args:
+        alternated: Divide pair by pair, for sides measured in turns: noise affects both. Else divide by the
+            median of theirs.
+    """
     middle = statistics.median(theirs)
     divisors = theirs if alternated else [middle] * len(ours)
     values = [our / their for our, their in zip(ours, divisors, strict=True)]
-    return Result(
-        measure,
-        OURS,
-        variant,
-        "×",
-        statistics.median(values),
-        min(values),
-        max(values),
-        len(values),
-        against,
-        bar,
-        note,
-    )
+    low, high, sides = min(values), max(values), (statistics.median(ours), middle)
+    return Result(measure, OURS, variant, unit, statistics.median(values), low, high, against, sides, bar)
 
 
 def absent(measure: str, who: str, variant: str, reason: str) -> Result:
-    """That something could not be measured, and why."""
+    """Return a result without a figure and the reason why it was not measured."""
     return Result(measure, who, variant, "", None, note=reason)
 
 
 def in_turns(ways: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, list[float]]:
-    """Measure each way once in a repetition, another one first each time."""
+    """Measure each way once per repetition, starting with a different one each time."""
     names = list(ways)
     values: dict[str, list[float]] = {name: [] for name in names}
     for repetition in range(repetitions):
@@ -117,7 +95,7 @@ def in_turns(ways: Mapping[str, Callable[[], float]], repetitions: int) -> dict[
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many percent of the values do not exceed."""
+    """Return the smallest value that is at least as large as `percent` % of the values."""
     ordered = sorted(values)
     rank = -(-len(ordered) * percent // 100)  # rounded up
     return ordered[max(0, int(rank) - 1)]

@@ -1,4 +1,4 @@
-"""Processes that begin at the same moment, for measures and peers' scripts: standard library only."""
+"""Start work in several processes at the same moment. Uses only the standard library."""
 
 import multiprocessing
 import time
@@ -9,12 +9,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-READY_SECONDS = 300  # to import a peer and to make its rows
+READY_SECONDS = 300  # limit for importing a peer and generating its rows
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The measurement of one process; times are of the clock that all processes share."""
+    """Result of one process; times are of a clock that all processes share."""
 
     start: float
     end: float
@@ -22,10 +22,10 @@ class Outcome:
 
 
 def at_once(prepare: Callable[[Any], Callable[[], Any]], arguments: Sequence[Any]) -> list[Outcome]:
-    """Prepare in a process of its own for each argument, then call what that returned, all at once.
+    """Run `prepare` in a new process per argument, then call the returned functions at the same moment.
 
     Raises:
-        RuntimeError: one of them failed; with its traceback.
+        RuntimeError: If a process failed; the message is its traceback.
     """
     context = multiprocessing.get_context("spawn")  # forked copies of a gRPC or Ray client hang
     barrier = context.Barrier(len(arguments))
@@ -42,13 +42,13 @@ def at_once(prepare: Callable[[Any], Callable[[], Any]], arguments: Sequence[Any
         process.join()
         process.close()
     if failures := [outcome for outcome in outcomes if isinstance(outcome, str)]:
-        # The one that failed first breaks the barrier for the others.
+        # The first failure breaks the barrier for the others.
         raise RuntimeError(next((text for text in failures if "BrokenBarrierError" not in text), failures[0]))
     return [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
 
 
 def elapsed(outcomes: Sequence[Outcome]) -> float:
-    """Seconds from the first start to the last end."""
+    """Return the seconds from the first start to the last end."""
     return max(outcome.end for outcome in outcomes) - min(outcome.start for outcome in outcomes)
 
 
@@ -70,7 +70,7 @@ def _receive(pipe: Connection) -> Outcome | str:
     try:
         received: Outcome | str = pipe.recv()
     except EOFError:
-        return "a process ended without a word"
+        return "a process ended without a result"
     finally:
         pipe.close()
     return received

@@ -1,4 +1,4 @@
-"""Models with random weights, as large as real ones, with a tokenizer for peers that ask for one."""
+"""Models with random weights and realistic sizes, with a tokenizer because peers require one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trinity_db.config import ScratchConfig
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.models import build_scratch
 
 
@@ -27,14 +27,14 @@ class Size:
 TINY = Size(1000, 64, 176, 2, 2, 1)
 TEN_MILLION = Size(32_000, 256, 704, 4, 4, 2)
 HALF_BILLION = Size(151_936, 896, 4864, 24, 14, 2)
-"""As Qwen2.5-0.5B."""
+"""Dimensions of Qwen2.5-0.5B."""
 SEVEN_BILLION = Size(152_064, 3584, 18_944, 28, 28, 4, tied=False)
-"""As Qwen2.5-7B."""
+"""Dimensions of Qwen2.5-7B."""
 
 
 def build(folder: Path, size: Size, device: str = "cpu", dtype: str = "float32") -> int:
-    """Write the model; how many parameters it has."""
-    build_scratch(ScratchConfig(hidden_size=16, heads=1, layers=1), 0, folder)  # its tokenizer is what stays
+    """Write the model. Returns its number of parameters."""
+    build_scratch(ScratchConfig(hidden_size=16, heads=1, layers=1), 0, folder)  # for its tokenizer
     torch.manual_seed(0)
     settings = Qwen2Config(
         vocab_size=size.vocabulary,
@@ -54,4 +54,4 @@ def build(folder: Path, size: Size, device: str = "cpu", dtype: str = "float32")
     for leftover in folder.glob("*.safetensors"):
         leftover.unlink()
     model.save_pretrained(folder)
-    return int(sum(one.numel() for one in model.parameters()))
+    return int(sum(parameter.numel() for parameter in model.parameters()))

@@ -1,117 +1,71 @@
-"""Results on disk: `RESULTS.md`, a section for each measure, ratios and bars first."""
+"""Write results to `RESULTS.md`: one section with one table per measure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Result
+from benchmarks.measure import OURS, Result
 
 MARKDOWN = Path(__file__).parent / "RESULTS.md"
 INTRODUCTION = """\
 # Results
 
-Made by `make bench`; [README.md](README.md) says what is measured and how to read it. Each figure is the
-median of its repetitions, with the lowest and the highest. A run of one measure replaces its section.
+Written by `make bench`; [README.md](README.md) describes the measures. Figures are medians. A ratio is
+trinity-db divided by the peer or floor, with the lowest and highest. Running a measure replaces its section.
 """
 _SECTION = re.compile(r"^## (?P<measure>\S+)\n.*?(?=^## |\Z)", re.M | re.S)
 
 
 def write(measure: str, facts: Mapping[str, Any], results: Sequence[Result]) -> None:
-    """Put new results of one measure in place of the old ones; those of others stay."""
+    """Replace the section of one measure; keep those of the others."""
     text = MARKDOWN.read_text(encoding="utf-8") if MARKDOWN.exists() else ""
-    sections = {found["measure"]: found[0].rstrip() for found in _SECTION.finditer(text)}
+    sections = {match["measure"]: match[0].rstrip() for match in _SECTION.finditer(text)}
     sections[measure] = section(measure, facts, results).rstrip()
-    _write(MARKDOWN, "\n\n".join([INTRODUCTION.rstrip(), *sections.values()]) + "\n")
+    written = "\n\n".join([INTRODUCTION.rstrip(), *sections.values()]) + "\n"
+    unfinished = MARKDOWN.with_suffix(".part")
+    unfinished.write_text(written, encoding="utf-8")
+    unfinished.replace(MARKDOWN)
 
 
 def section(measure: str, facts: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """The results of one measure for people, and the machine that it ran on."""
-    compared = [result for result in results if result.against or result.bar]
-    figures = [result for result in results if not result.against]
-    parts = [
-        f"## {measure}\n",
-        _comparisons(compared) if compared else "",
-        _figures(figures),
-        "".join(_notes(figures)),
-        facts_line(facts),
+    """Format the results of one measure: ratios, figures of ours that are in no ratio, and the machine."""
+    compared = {(result.variant, result.unit) for result in results if result.against}
+    rows = [
+        _row(result)
+        for result in sorted(results, key=lambda result: result.bar is None)
+        if result.median is not None
+        and (result.against or (result.who == OURS and (result.variant, result.unit) not in compared))
     ]
+    head = ("what", "unit", "trinity-db", "compared with", "its figure", "ratio", "bar", "met")
+    missing = {f"- {result.who}, {result.variant}: {result.note}\n" for result in results if result.note}
+    parts = [f"## {measure}\n", table(head, rows), "".join(sorted(missing)), facts_line(facts)]
     return "\n".join(part for part in parts if part)
 
 
-def _comparisons(results: Sequence[Result]) -> str:
-    rows = [
-        (
-            result.variant,
-            result.against or "–",
-            f"**{number(result.median)}**{_unit(result.unit)}",
-            _spread(result),
-            str(result.bar or ""),
-            {None: "", True: "yes", False: "**no**"}[result.is_met],
-        )
-        for result in sorted(results, key=lambda result: result.bar is None)
-    ]
-    return table(("variant", "trinity-db against", "figure", "spread", "bar", "met"), rows)
-
-
-def _figures(results: Sequence[Result]) -> str:
-    """One line for each variant and unit, one column for each store that was measured."""
-    measured = list(dict.fromkeys(result.who for result in results if result.median is not None))
-    cells = {(result.variant, result.unit, result.who): result for result in results}
-    lines = list(dict.fromkeys((result.variant, result.unit) for result in results if result.unit))
-    rows = []
-    for variant, unit in lines:
-        found = [cells.get((variant, unit, who)) for who in measured]
-        rows.append((variant, unit, *(_cell(result) if result else "–" for result in found)))
-    return table(("variant", "unit", *measured), rows)
-
-
-def _notes(results: Sequence[Result]) -> list[str]:
-    """Notes about the peers that were measured, and why others were not; each once."""
-    lines: dict[str, list[str]] = {}
-    for result in results:
-        if result.note:
-            variants = lines.setdefault(f"{result.who}: {result.note}", [])
-            if result.median is None and result.variant not in variants:
-                variants.append(result.variant)
-    return [f"- {line}{_aside(variants)}\n" for line, variants in lines.items()]
-
-
-def _aside(variants: Sequence[str]) -> str:
-    return f" ({'; '.join(variants)})" if variants else ""
+def _row(result: Result) -> tuple[str, ...]:
+    spread = f"({number(result.low)}–{number(result.high)})" if result.low != result.high else ""
+    bar, met = str(result.bar or ""), {None: "", True: "yes", False: "**no**"}[result.is_met]
+    figure = f"{number(result.median)} {spread}".rstrip()
+    if result.sides is None:
+        return (result.variant, result.unit, figure, "", "", "", bar, met)
+    ours, theirs = map(number, result.sides)
+    return (result.variant, result.unit, ours, result.against, theirs, figure, bar, met)
 
 
 def facts_line(facts: Mapping[str, Any]) -> str:
-    """The machine in one line."""
+    """Format the facts about the machine as one line."""
     return f"{', '.join(f'{name} {value}' for name, value in facts.items())}.\n"
 
 
-def _cell(result: Result) -> str:
-    return f"{number(result.median)} ({_spread(result)})"
-
-
-def _spread(result: Result) -> str:
-    return f"{number(result.low)}–{number(result.high)}"
-
-
-def _unit(unit: str) -> str:
-    return f" {unit}" if unit else ""
-
-
 def number(value: float | None) -> str:
-    """Three digits that count, and all of those before the point."""
+    """Format with three significant digits, or all digits before the decimal point."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Format a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

@@ -1,4 +1,4 @@
-"""A training run for measures of ours, as explorers find it: tasks, a version, workers, claimed groups."""
+"""Training run in a store for our measures: tasks, a version, workers, claimed groups."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from typing import Self
 import numpy as np
 
 from benchmarks import data
-from trinity_db.arrays import Payload
-from trinity_db.database import Database
-from trinity_db.imports.dataset import open_writer
-from trinity_db.imports.records import Task
+from trinity_db.arrays.codec import Payload
+from trinity_db.data.dataset import open_writer
+from trinity_db.data.records.records import Task
 from trinity_db.models import folder_digest
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import groups, policies, runs, workers
-from trinity_db.store.selection import Selection
+from trinity_db.store.selection import TaskSelection
 
 RUN = "benchmark"
 NUM_TASKS = 256
@@ -25,7 +25,7 @@ UNLIMITED = groups.Pace(max_staleness=None, per_version=1)
 
 @dataclass(frozen=True)
 class Scene:
-    """One run in one store. Picklable: a process of its own opens its own database."""
+    """Run in a store. Picklable, so that other processes can open the database."""
 
     url: str
     run_id: int
@@ -33,10 +33,10 @@ class Scene:
 
     @classmethod
     def open(cls, url: str, model: Path | None = None) -> Self:
-        """A run over a taskset, at policy version 0.
+        """Create a run over a taskset, at policy version 0.
 
         Args:
-            model: the folder of that version; None: there is none, and no explorer loads it.
+            model: Folder of that version; None if no explorer loads it.
         """
         start = policies.PolicyVersion(0, 0, Path("version-0"), "hash")
         if model is not None:
@@ -46,7 +46,7 @@ class Scene:
             [Task({"prompt": f"task {number}", "answer": str(number)}) for number in range(NUM_TASKS)]
         )
         with database.transaction() as tx:
-            run = runs.open_run(tx, RUN, {"name": RUN}, "groups", [], 0.0)
+            run = runs.open_run(tx, RUN, {"name": RUN}, "groups")
             taskset_id = runs.find_taskset(tx, "tasks")
             policies.publish(tx, run.id, start)
         database.close()
@@ -57,22 +57,26 @@ class Scene:
             return workers.register(tx, runs.find(tx, RUN), role)
 
     def claim(self, database: Database, worker_id: int, count: int) -> list[groups.ClaimedGroup]:
-        """Groups of the usual size to explore."""
-        selection = Selection({self.taskset_id: 1.0}, seed=0, walk="sequential")
+        """Claim groups of 8 to explore."""
+        selection = TaskSelection({self.taskset_id: 1.0}, seed=0, walk="sequential")
+        plan = groups.GroupPlan(UNLIMITED, selection, data.GROUP_SIZE)
         with database.transaction() as tx:
-            return groups.claim(tx, self.run_id, worker_id, 0, UNLIMITED, selection, data.GROUP_SIZE, count)
+            return groups.claim(tx, self.run_id, worker_id, plan, version=0, limit=count)
 
 
 def rollouts(group: groups.ClaimedGroup, members: Sequence[data.Experience]) -> list[groups.Rollout]:
-    """A claimed group's rollouts, made of the rows that we and all peers write."""
+    """Make a claimed group's rollouts from rows that we and all peers write."""
     now = datetime.now(UTC)
     return [
-        groups.Rollout(group, row.member, now, now, row.prompt, row.response, payload(row), "stop")
+        groups.Rollout(
+            *(group, row.member, now, now, "stop"),
+            steps=[groups.Step(row.prompt, row.response, payload(row))],
+        )
         for row in members
     ]
 
 
 def payload(row: data.Experience) -> Payload:
-    """The row's arrays as the store takes them: with the version of each sampled token."""
+    """Return the row's arrays with the version of each sampled token."""
     versions = np.full(len(row.logprobs), row.version, np.int32)
     return Payload(row.token_ids, row.action_mask, row.logprobs, versions)

@@ -1,7 +1,6 @@
-"""A PostgreSQL of the benchmarks' own: new, on a disk, as durable as the embedded server always is.
+"""PostgreSQL for benchmarks: new, on a disk, as durable as the embedded server.
 
-Its databases serve one measure each: the store's, those of bare statements, and those of peers that keep
-their rows in PostgreSQL, so that all of them share one server and its settings.
+The store, bare statements and peers that use PostgreSQL have their own databases on one server.
 """
 
 import shutil
@@ -16,9 +15,9 @@ from urllib.parse import urlsplit
 import psycopg
 from psycopg.sql import SQL, Identifier
 
-from trinity_db import embedded, opening
-from trinity_db.embedded.cluster import Cluster
 from trinity_db.errors import TrinityError
+from trinity_db.postgres import embedded, opening
+from trinity_db.postgres.embedded.cluster import Cluster
 
 IN_MEMORY = {"tmpfs", "ramfs"}
 DURABLE = ("fsync", "synchronous_commit", "full_page_writes")
@@ -26,29 +25,29 @@ DURABLE = ("fsync", "synchronous_commit", "full_page_writes")
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs, and the databases on it."""
+    """Running server and its databases."""
 
     cluster: Cluster
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def new_database(self) -> str:
-        """The URL of an empty database."""
+        """Create an empty database. Returns its URL."""
         name = f"bench_{next(self._numbers)}"
         self.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
         return urlsplit(self._maintenance)._replace(path=f"/{name}").geturl()
 
     def new_store(self) -> str:
-        """The URL of a database with the store's schema, and nothing in it."""
+        """Create a database with the store's empty schema. Returns its URL."""
         url = self.new_database()
         opening.upgrade(url)
         return url
 
     def settle(self) -> None:
-        """Write out what others left dirty, so that the next measurement does not pay for it."""
+        """Flush dirty pages, so that the next measurement does not pay for them."""
         self.execute(SQL("CHECKPOINT"))
 
     def facts(self) -> dict[str, str]:
-        """The server's version, and the settings that say what a commit promises."""
+        """Return the server's version and its settings of durability and memory."""
         with closing(psycopg.connect(self._maintenance)) as connection:
             names = ("server_version", *DURABLE, "shared_buffers", "max_wal_size")
             return {name: str(connection.execute(f"SHOW {name}".encode()).fetchall()[0][0]) for name in names}
@@ -64,14 +63,14 @@ class Server:
 
 @contextmanager
 def running(scratch: Path) -> Iterator[Server]:
-    """A new server in a folder under `scratch`; stopped and removed at the end.
+    """Run a new server in a folder under `scratch`; stop and remove it at the end.
 
     Raises:
-        TrinityError: the folder lies in memory, or the server does not promise that commits last.
+        TrinityError: If the folder is in memory or the server is not durable.
     """
     refuse_memory(scratch)
     home = Path(tempfile.mkdtemp(prefix="trinity-db-bench-", dir=scratch)).resolve()
-    home.chmod(0o755)  # the server's user must pass
+    home.chmod(0o755)  # readable by the server's user
     server = Server(embedded.cluster(home))
     try:
         server.cluster.ensure_running()
@@ -84,13 +83,13 @@ def running(scratch: Path) -> Iterator[Server]:
 
 
 def refuse_memory(folder: Path) -> None:
-    """Raise a TrinityError where a folder's files lie in memory: a commit there costs nothing."""
+    """Raise a TrinityError if a folder is in memory, where a commit costs nothing."""
     mounts = Path("/proc/mounts")
-    if not mounts.exists():  # not Linux: nothing is mounted in memory by default
+    if not mounts.exists():  # not Linux
         return
     lines = [line.split() for line in mounts.read_text().splitlines()]
     kinds = {Path(mount): kind for _, mount, kind, *_ in lines}
-    place = folder.resolve()
-    kind = next((kinds[path] for path in (place, *place.parents) if path in kinds), "")
+    resolved = folder.resolve()
+    kind = next((kinds[path] for path in (resolved, *resolved.parents) if path in kinds), "")
     if kind in IN_MEMORY:
-        raise TrinityError(f"{folder} lies in memory ({kind}); name a folder on a disk with --scratch.")
+        raise TrinityError(f"{folder} is in memory ({kind}); pass a folder on a disk with --scratch.")

@@ -1,12 +1,15 @@
-"""The model and rows that `benchmarks.trainer` and its peer both train on, and how both measure their memory.
+"""Model settings and rows that `benchmarks.trainer` and its peers train on; memory of a process.
 
-Needs only numpy beside the standard library: the peers' environment imports this very file.
+Imports only numpy and the standard library, because peers' environments use this module.
 """
 
 import resource
-import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,25 +17,23 @@ from numpy.typing import NDArray
 from benchmarks import data
 
 LEARNING_RATE = 1e-5
-LOOK_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of each step of a measurement. For DPO they are chosen, rejected, chosen, rejected, ..., and
-    both of a pair have the same prompt."""
+    """Rows of each step. For DPO chosen and rejected rows alternate; those of a pair share the prompt."""
 
     rows: list[data.Experience]
     advantages: NDArray[np.float64]
 
     @property
     def tokens(self) -> int:
-        """Prompts and responses, without padding."""
+        """Number of tokens of prompts and responses, without padding."""
         return sum(len(row.token_ids) for row in self.rows)
 
 
 def batch(rows: int, vocabulary: int) -> Batch:
-    """The same batch at each call, with log-probabilities around those of an untrained model."""
+    """Return the same batch at each call, with log-probabilities like those of an untrained model."""
     rng = np.random.default_rng(0)
     made = []
     for row in data.rows(rows):
@@ -43,8 +44,36 @@ def batch(rows: int, vocabulary: int) -> Batch:
     return Batch(made, rng.normal(size=rows))
 
 
+def run(ends: Sequence[float], rewards: Sequence[float], start: float, goal: float) -> dict[str, Any]:
+    """Return the median seconds of a step and the seconds to the goal from ends and rewards of the steps."""
+    reached = next((end for end, reward in zip(ends, rewards, strict=False) if reward >= goal), None)
+    between = [later - earlier for earlier, later in pairwise(ends)]
+    return {"step": median(between), "goal": None if reached is None else reached - start}
+
+
+def padded(rows: list[NDArray[Any]], left: bool) -> tuple[Any, Any]:
+    """Return the rows in one tensor, padded with zeros on one side, and their mask."""
+    import torch
+
+    width = max(map(len, rows))
+    values = np.zeros((len(rows), width), rows[0].dtype)
+    mask = np.zeros((len(rows), width), np.int64)
+    for number, row in enumerate(rows):
+        places = slice(width - len(row), width) if left else slice(0, len(row))
+        values[number, places], mask[number, places] = row, 1
+    return torch.from_numpy(values), torch.from_numpy(mask)
+
+
+def synchronize(device: str) -> None:
+    """Wait for a GPU's kernels."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
 def resident_megabytes(device: str = "cpu") -> float:
-    """Megabytes that the process holds in memory now, or in that of the GPU."""
+    """Return the megabytes of memory that the process uses now, on a GPU those allocated."""
     if device == "cuda":
         import torch
 
@@ -54,36 +83,9 @@ def resident_megabytes(device: str = "cpu") -> float:
 
 
 def peak_megabytes(device: str = "cpu") -> float:
-    """The most megabytes that it ever held."""
+    """Return the maximum of these megabytes since the start."""
     if device == "cuda":
         import torch
 
         return float(torch.cuda.max_memory_allocated() / 1e6)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-
-
-class Watch:
-    """The most memory that this process holds within a `with`. `peak_megabytes` may be of a time before.
-
-    A thread looks every few milliseconds.
-
-        with Watch() as watch: ...
-        watch.peak  # megabytes
-    """
-
-    def __init__(self) -> None:
-        self.peak = resident_megabytes()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> "Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._ended.wait(LOOK_SECONDS):
-            self.peak = max(self.peak, resident_megabytes())

@@ -1,16 +1,15 @@
-"""Writes the generated parts of the reference, and the examples of the web page: `make reference`.
+"""Generates parts of the reference, and the examples of the web page: `make reference`.
 
-A page of `docs/reference/` has parts that are written by hand, and regions between `<!-- generated: NAME
--->` and `<!-- end of NAME -->`. Each NAME has a function here, which makes the region from the code: from
-the texts under the settings, the commands' help, the comments of tables and views, or the docstrings of an
-algorithm's parts.
+A page of `docs/reference/` has hand-written parts, and regions between `<!-- generated: NAME -->` and `<!--
+end of NAME -->`. Each NAME has a function here that generates the region from the code: docstrings of
+settings, the commands' help, comments of tables and views, or docstrings of an algorithm's parts.
 """
 
 import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -19,21 +18,28 @@ from sqlalchemy import Table
 from sqlalchemy.dialects import postgresql
 from typer.testing import CliRunner
 
-from trinity_db import keys, signatures
 from trinity_db.cli import app
-from trinity_db.configuration import PER_PROCESS, RunConfig
+from trinity_db.config import keys, signatures
+from trinity_db.config.base import Change, Kept, marked, sections_below
+from trinity_db.data.records.columns import COLUMNS as IMPORTED_COLUMNS
+from trinity_db.data.records.forms import CONVERTED, REFUSED
+from trinity_db.explorer.config import RequestsConfig
+from trinity_db.explorer.http.dialects import DIALECTS
+from trinity_db.explorer.http.dialects.dialect import AgentDialect
+from trinity_db.explorer.http.dialects.options import Effect, Option
 from trinity_db.page import examples
-from trinity_db.processors.lists import LISTS, List
-from trinity_db.schema.base import Base
-from trinity_db.schema.models import metadata
-from trinity_db.settings import Change, Kept, marked, sections_below
+from trinity_db.processors.config import DEFAULTS
+from trinity_db.processors.lists.lists import LISTS, List
+from trinity_db.run.configuration import PER_PROCESS, RunConfig
+from trinity_db.schema.tables.base import Base
+from trinity_db.schema.tables.models import metadata
+from trinity_db.schema.views import create_sql
 from trinity_db.store import processing
-from trinity_db.trainer.parts.columns import COLUMNS
-from trinity_db.trainer.parts.kinds import KINDS, readable
-from trinity_db.trainer.recipes import RECIPES, Composition, choices
+from trinity_db.trainer.recipes.parts.columns import COLUMNS
+from trinity_db.trainer.recipes.parts.kinds import KINDS, readable
+from trinity_db.trainer.recipes.recipes import RECIPES, Composition, choices
 
 PAGES = Path(__file__).parent / "reference"
-VIEWS = Path(__file__).parents[1] / "schema" / "views.sql"
 COOKBOOK = Path(__file__).parent / "guides" / "sql-cookbook.md"
 DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 REGION = re.compile(
@@ -47,7 +53,7 @@ ENTRY = re.compile(
 
 
 def main() -> None:
-    """Bring every page up to date."""
+    """Update every page."""
     for path in sorted(PAGES.glob("*.md")):
         text = path.read_text()
         if (now := brought_up_to_date(text)) != text:
@@ -59,12 +65,12 @@ def main() -> None:
 
 
 def brought_up_to_date(page: str) -> str:
-    """A page with its generated regions as the code has them now."""
+    """Return a page with its regions generated again."""
     return REGION.sub(lambda region: f"{region[1]}\n{REGIONS[region['name']]()}\n{region[3]}", page)
 
 
 def cookbook() -> str:
-    """The questions of the cookbook with their statements, as trinity_db/page/examples.py reads them."""
+    """Return the cookbook's questions and statements in the form that trinity_db/page/examples.py reads."""
     parts = [f"-- Written by docs/generate.py from {COOKBOOK.name}.\n-- Parts, each with its questions."]
     for heading, question, statement in ENTRY.findall(COOKBOOK.read_text()):
         if heading:
@@ -79,7 +85,7 @@ def cookbook() -> str:
 
 
 def configuration() -> str:
-    """Every section of the configuration with its keys."""
+    """Return every section of the configuration with its keys."""
     return "\n".join(_section(RunConfig, ""))
 
 
@@ -122,7 +128,8 @@ def _default(field: FieldInfo) -> str:
 
 
 def may_change() -> str:
-    """Which keys may differ when a run goes on: always, with --change, and never, with the reason."""
+    """List the keys that may differ when a run continues: always, with --change, and never, with the
+    reason."""
     return "\n".join(
         [
             "Each process has its own value of:\n",
@@ -151,7 +158,7 @@ def _kept(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Kept]]:
 
 
 def commands() -> str:
-    """Every command with its help."""
+    """Return every command with its help."""
     return "\n".join(_commands(typer.main.get_command(app), []))
 
 
@@ -169,14 +176,16 @@ def _commands(command: Any, path: list[str]) -> Iterator[str]:
 
 
 def tables() -> str:
-    """Every table with its columns."""
+    """Return every table with its columns."""
     return "\n".join(
-        line for table in sorted(metadata.tables.values(), key=lambda one: one.name) for line in _table(table)
+        line
+        for table in sorted(metadata.tables.values(), key=lambda table: table.name)
+        for line in _table(table)
     )
 
 
 def _table(table: Table) -> Iterator[str]:
-    (mapped,) = (one.class_ for one in Base.registry.mappers if one.local_table is table)
+    (mapped,) = (mapper.class_ for mapper in Base.registry.mappers if mapper.local_table is table)
     yield f"### {table.name}\n"
     yield f"{_text(table.comment or inspect.getdoc(mapped))}\n"
     yield "| column | type | meaning |"
@@ -192,26 +201,26 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def views() -> str:
-    """Every view and function, with its comment."""
-    return "\n".join(_views(VIEWS.read_text().partition("-- create")[2]))
+    """Return every view and function with its comment."""
+    return "\n".join(_views(create_sql()))
 
 
 def _views(text: str) -> Iterator[str]:
-    said = {
-        (of, name): " ".join(comment.replace("''", "'").split())
-        for of, name, comment in re.findall(
+    comments = {
+        (object_type, name): " ".join(comment.replace("''", "'").split())
+        for object_type, name, comment in re.findall(
             r"COMMENT ON (VIEW|FUNCTION|COLUMN) trinity\.([\w.]+)(?:\([^)]*\))?\s+IS\s+'((?:[^']|'')*)'", text
         )
     }
     made = re.findall(
         r"((?:^--.*\n)+)CREATE (?:OR REPLACE )?(VIEW|FUNCTION) trinity\.(\w+)(\([^)]*\))?", text, re.M
     )
-    for above, of, name, takes in made:
+    for above, object_type, name, takes in made:
         yield f"### {name}{_text(takes)}\n"
-        yield f"{_text(said.get((of, name)) or re.sub(r'^-- ?', '', above, flags=re.M))}\n"
+        yield f"{_text(comments.get((object_type, name)) or re.sub(r'^-- ?', '', above, flags=re.M))}\n"
         columns = {
             key.partition(".")[2]: text
-            for (kind, key), text in said.items()
+            for (kind, key), text in comments.items()
             if kind == "COLUMN" and key.startswith(f"{name}.")
         }
         if columns:
@@ -225,15 +234,15 @@ def _views(text: str) -> Iterator[str]:
 
 
 def recipes() -> str:
-    """Every recipe with the parts that it chooses."""
+    """Return every recipe with its parts."""
     rows = [f"| `{name}` | {recipe.draws} | {_chosen(recipe)} |" for name, recipe in RECIPES.items()]
     return "\n".join(["| recipe | a batch holds | parts and options |", "| --- | --- | --- |", *rows, ""])
 
 
 def _chosen(recipe: Composition) -> str:
-    """The parts of a recipe, with the options that it sets."""
+    """Format the parts of a recipe, with the options that it sets."""
     return ", ".join(
-        f"{key}: {' + '.join(_spelled(one) for one in (value if isinstance(value, list) else [value]))}"
+        f"{key}: {' + '.join(_spelled(part) for part in (value if isinstance(value, list) else [value]))}"
         for key, value in choices(recipe).items()
     )
 
@@ -241,12 +250,12 @@ def _chosen(recipe: Composition) -> str:
 def _spelled(value: Any) -> str:
     if not isinstance(value, dict):
         return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-    given = ", ".join(f"{key} {one}" for key, one in value.items() if key != "name")
-    return f"`{value['name']}`" + (f" ({given})" if given else "")
+    options = ", ".join(f"{key} {option}" for key, option in value.items() if key != "name")
+    return f"`{value['name']}`" + (f" ({options})" if options else "")
 
 
 def compositions() -> str:
-    """The options of an algorithm that are not those of a part."""
+    """Return the options of an algorithm outside its parts."""
     return "\n".join(
         line
         for section in dict.fromkeys(type(recipe) for recipe in RECIPES.values())
@@ -259,7 +268,7 @@ def compositions() -> str:
 
 
 def parts() -> str:
-    """Every part with its formula and its options."""
+    """Return every part with its formula and options."""
     return "\n".join(line for kind in KINDS for line in _kind_of_part(kind))
 
 
@@ -276,7 +285,7 @@ def _kind_of_part(kind: str) -> Iterator[str]:
 
 
 def columns() -> str:
-    """Every column that parts may read."""
+    """Return every column that parts may read."""
     rows = [
         f"| `{column.name}` | {_text(column.shape)} | {_text(column.meaning)} |"
         for column in COLUMNS.values()
@@ -284,23 +293,52 @@ def columns() -> str:
     return "\n".join(["| column | shape | meaning |", "| --- | --- | --- |", *rows])
 
 
+# Imported data
+
+
+def imported_columns() -> str:
+    """Return the columns that an import reads, with the kinds in which they have a meaning."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for kind, fields in IMPORTED_COLUMNS.items():
+        for name, groups in fields.items():
+            columns = ", else ".join(" or ".join(f"`{column}`" for column in group) for group in groups)
+            kinds.setdefault((name, columns), []).append(kind)
+    rows = [
+        f"| `{name}` | {columns} | {'all' if len(names) == len(IMPORTED_COLUMNS) else ', '.join(names)} |"
+        for (name, columns), names in sorted(kinds.items())
+    ]
+    return "\n".join(["| field | columns | kinds |", "| --- | --- | --- |", *rows, ""])
+
+
+def converted_forms() -> str:
+    """Return the forms that an import converts."""
+    rows = [f"| {form.name} | {_text(form.given)} | {_text(form.becomes)} |" for form in CONVERTED]
+    return "\n".join(["| form | given | becomes |", "| --- | --- | --- |", *rows, ""])
+
+
+def refused_data() -> str:
+    """Return the data that an import refuses, with the reason that it prints."""
+    rows = [f"| {_text(refusal.given)} | {_text(refusal.reason.format('a', 'b'))} |" for refusal in REFUSED]
+    return "\n".join(["| given | reason, with `a` and `b` for columns |", "| --- | --- |", *rows, ""])
+
+
 # Processing steps
 
 
 def steps() -> str:
-    """Every built-in step with its options."""
+    """Return every built-in step with its options."""
     return "\n".join(line for processor, kind in LISTS.items() for line in _list(processor, kind))
 
 
 def _list(processor: str, kind: List) -> Iterator[str]:
     yield f"### {processor}\n"
-    if kind.defaults:
-        yield f"The word `defaults` stands for {', '.join(f'`{name}`' for name in kind.defaults)}.\n"
+    if processor in DEFAULTS:
+        yield f"The word `defaults` stands for {', '.join(f'`{name}`' for name in DEFAULTS[processor])}.\n"
     for name, function in kind.known.items():
         yield f"#### {name}\n"
         yield f"{_docstring(inspect.getdoc(function))}\n"
         reads = inspect.signature(function.__call__ if inspect.isclass(function) else function).parameters
-        columns = [one for one in reads if one in processing.columns()]
+        columns = [parameter for parameter in reads if parameter in processing.columns()]
         yield f"Reads {', '.join(f'`{column}`' for column in columns)}.\n"
         if options := signatures.declared(function, columns):
             yield "| option | type | default |"
@@ -313,9 +351,47 @@ def _list(processor: str, kind: List) -> Iterator[str]:
 
 
 def step_columns() -> str:
-    """Every column that a step may read."""
+    """Return every column that a step may read."""
     rows = [f"| `{name}` | {_text(meaning)} |" for name, meaning in processing.columns().items()]
     return "\n".join(["| column | what it holds |", "| --- | --- |", *rows, ""])
+
+
+def request_rules() -> str:
+    """Return the section explorer.requests with each key, its default and its other values."""
+    lines = ["```yaml", "explorer:", "  requests:"]
+    for key, field in RequestsConfig.model_fields.items():
+        values = [value for part in get_args(field.annotation) for value in get_args(part) or [part]]
+        texts = ["[names]" if not isinstance(value, str) else value for value in values]
+        others = [text for text in texts if text != field.default]
+        lines.append(f"    {f'{key}: {field.default}':27} # or {', '.join(dict.fromkeys(others))}")
+    return "\n".join([*lines, "```"])
+
+
+def request_options() -> str:
+    """Return the table of options of each protocol."""
+    return "\n".join(line for dialect in DIALECTS for line in _protocol(dialect))
+
+
+def _protocol(dialect: AgentDialect) -> Iterator[str]:
+    """Yield a protocol's table. Options with the same result share a row."""
+    rows: dict[tuple[Effect, str], list[str]] = {}
+    for path, option in sorted(dialect.options.options.items()):
+        rows.setdefault((option.effect, _result(option)), []).append(f"`{path}`")
+    yield f"## `POST {dialect.path}`\n"
+    yield "| options | result | |"
+    yield "| --- | --- | --- |"
+    effects = [*Effect]
+    for (effect, text), paths in sorted(rows.items(), key=lambda row: effects.index(row[0][0])):
+        yield f"| {', '.join(paths)} | {effect} | {_text(text)} |"
+    yield ""
+
+
+def _result(option: Option) -> str:
+    """Return the values that are followed, and why others are not."""
+    kind = f" (`{option.kind}`)" if option.effect is Effect.REPLACED else ""
+    if option.values:
+        return f"followed: {option.values}. Otherwise{kind}: {option.text}"
+    return f"{kind.strip()} {option.text}".strip()
 
 
 REGIONS: dict[str, Callable[[], str]] = {
@@ -328,8 +404,13 @@ REGIONS: dict[str, Callable[[], str]] = {
     "columns": columns,
     "compositions": compositions,
     "parts": parts,
+    "imported columns": imported_columns,
+    "converted forms": converted_forms,
+    "refused data": refused_data,
     "steps": steps,
     "step columns": step_columns,
+    "request rules": request_rules,
+    "request options": request_options,
 }
 
 
@@ -337,12 +418,12 @@ REGIONS: dict[str, Callable[[], str]] = {
 
 
 def _text(text: str | None) -> str:
-    """One line of text, escaped so that Markdown shows it as it stands, in a table too."""
+    """Return a text in one line, escaped for Markdown, also in tables."""
     return _escaped(" ".join((text or "").split())).replace("|", "\\|")
 
 
 def _docstring(text: str | None, leave_out: tuple[str, ...] = ()) -> str:
-    """A docstring: its paragraphs, and its arguments as a list, except those left out."""
+    """Format a docstring: its paragraphs, and its arguments as a list, except those in `leave_out`."""
     written = (
         _arguments(paragraph, leave_out) if paragraph.startswith("Args:") else _escaped(paragraph)
         for paragraph in inspect.cleandoc(text or "").split("\n\n")

@@ -1,1 +1,1 @@
-"""The explorer: picks tasks, lets the policy attempt them and writes the rollouts to the store."""
+"""The explorer: selects tasks, lets the policy attempt them, and writes the rollouts to the store."""

@@ -1,209 +1,47 @@
 """Settings of the explorer."""
 
-import re
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import (
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
+    ValidationError,
     field_validator,
     model_validator,
 )
 
-from trinity_db.settings import Change, Kept, Settings, hint
-
-
-class TransformersConfig(Settings):
-    """A transformers model in the explorer's process, with continuous batching."""
-
-    name: Literal["transformers"] = "transformers"
-    max_tokens: int = Field(65_536, ge=1)
-    """Keys and values in memory, in tokens: rows of the batch times the longest of them, prompt and
-    max_new_tokens. Further requests wait. 65536 take 1.6 GB for a model of 0.5 B parameters."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of weights, keys and values. auto: bfloat16 on a GPU that computes in it, else float32.
-    16 bits take half the memory, and the recorded log-probabilities then differ from the trainer's:
-    `sampling/engine_logp_difference` says how far."""
-
-
-class EndpointConfig(Settings):
-    """vLLM or SGLang servers that other people run."""
-
-    name: Literal["endpoint"] = "endpoint"
-    urls: list[str] = Field(min_length=1)
-    """Addresses of the servers, as http://10.0.0.7:8000. Each request goes to a healthy server with the
-    loaded version, to the one with the fewest requests in flight."""
-    dialect: Literal["vllm", "sglang"] = "vllm"
-    """What the servers are."""
-    model: str | None = Field(None, min_length=1)
-    """The name under which vLLM serves the model. None: the only one that it serves."""
-    key_env: str | None = None
-    """Name of the environment variable that holds the servers' key. None: they want none."""
-    load_weights: bool = True
-    """Whether the explorer loads each new version into the servers, which see the folder of checkpoints
-    under the same path; then no other program loads weights there. False: other people load them, and label
-    them with the number of the version. A server is used while it has the version that the explorer wants."""
-    load_seconds: float = Field(600.0, gt=0, le=1e6)
-    """Longest time in seconds that a server may take to load a version."""
-    tolerance: float = Field(0.3, gt=0, le=100)
-    """Nats by which a server's log-probabilities of a checkpoint's canary may differ from the trainer's, in
-    the mean over tokens. If they differ by more, the server does not count as loaded. In bfloat16 they differ
-    by 0.05. For servers that compute in float32, take 0.005."""
-    patience_seconds: float = Field(60.0, gt=0, le=1e6)
-    """How long in seconds requests wait while no server is usable. Then the explorer ends, and says why."""
-
-    @field_validator("key_env")
-    @classmethod
-    def is_a_name(cls, key_env: str | None) -> str | None:
-        if key_env is not None and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", key_env):
-            # The message does not repeat it: it may be the key.
-            raise ValueError("it names an environment variable, as FLEET_KEY; the key itself stands there")
-        return key_env
-
-    @field_validator("urls")
-    @classmethod
-    def are_addresses(cls, urls: list[str]) -> list[str]:
-        for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-                raise ValueError("an address has the form http://host:8000")
-            if parts.username or parts.password:
-                raise ValueError("an address holds no password; use key_env")
-        addresses = [url.rstrip("/") for url in urls]
-        if len(set(addresses)) < len(addresses):
-            raise ValueError("an address is there twice")
-        return addresses
-
-
-class VLLMConfig(Settings):
-    """vLLM's server, which the explorer starts, in the environment that has vLLM."""
-
-    name: Literal["vllm"] = "vllm"
-    python: Path | None = None
-    """Interpreter that has vLLM. None: the explorer's own, or the one that `trinity-db engine install vllm`
-    has made."""
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """Number format of the weights. auto: bfloat16 on a GPU, else float32. In half precision the recorded
-    log-probabilities differ from the trainer's, by 0.05 in the mean."""
-    tensor_parallel: int = Field(1, ge=1, le=1024)
-    """GPUs that hold one model together."""
-    max_sequences: int = Field(256, ge=1, le=1_000_000)
-    """Responses that are sampled at a time. Further requests wait."""
-    context: int | None = Field(None, ge=2)
-    """Longest sequence in tokens, prompt and response together. None: what the model takes. The keys and
-    values of one such sequence have to fit into memory."""
-    cache_gigabytes: float | None = Field(None, gt=0, le=1e6)
-    """Memory for keys and values, on each GPU. None: 1 without a GPU, else what vLLM leaves free of the GPU;
-    --gpu-memory-utilization under arguments limits how much of the GPU vLLM uses."""
-    arguments: tuple[str, ...] = ()
-    """Further arguments of vLLM's server, such as [--gpu-memory-utilization=0.5, --quantization=fp8]."""
-
-    @field_validator("arguments")
-    @classmethod
-    def arguments_are_not_ours(cls, arguments: tuple[str, ...]) -> tuple[str, ...]:
-        for argument in arguments:
-            name = argument.partition("=")[0].replace("_", "-")
-            if (instead := SET_BY_ENGINE.get(name)) is not None:
-                raise ValueError(f"{name} is set by the engine: {instead}")
-        return arguments
-
-
-SET_BY_ENGINE = {
-    "--dtype": "use dtype",
-    "--tensor-parallel-size": "use tensor_parallel",
-    "-tp": "use tensor_parallel",
-    "--max-num-seqs": "use max_sequences",
-    "--max-model-len": "use context",
-    "--kv-cache-memory-bytes": "use cache_gigabytes",
-    "--model": "use model.path of the run",
-    "--api-key": "leave it out",
-    "--enable-scale-out": "leave it out",
-    "--enable-return-routed-experts": "use explorer.record_routing",
-    "--generation-config": "leave it out",
-    "--logprobs-mode": "leave it out",
-    "--served-model-name": "leave it out",
-    "--tokenizer": "leave it out",
-    "--uds": "leave it out",
-    "--worker-extension-cls": "leave it out",
-}
-"""Arguments of vLLM's server that the engine needs to be as they are."""
-
-
-class OwnEngineConfig(Settings):
-    """An engine of your own. The other keys are its options."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str
-    """path/to/file.py:Class."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What is given to it."""
-        return self.model_extra or {}
-
-
-def _spelled_out(value: Any) -> Any:
-    value = {"name": value} if isinstance(value, str) else value
-    name = value.get("name", "transformers") if isinstance(value, dict) else "transformers"
-    if name not in ENGINES and ".py:" not in str(name):
-        raise ValueError(
-            f"there is no engine '{name}'; {hint(str(name), [*ENGINES, 'your own as path/to/file.py:Class'])}"
-        )
-    return value
-
-
-def _kind(value: Any) -> str:
-    name = value.get("name", "transformers") if isinstance(value, dict) else getattr(value, "name", "")
-    return "own" if ".py:" in str(name) else str(name)
-
-
-ENGINES = ("transformers", "vllm", "endpoint")
-"""Those that come with the project."""
-LOADS_ADAPTERS = ("transformers", "vllm")
-"""Engines that load a version which is an adapter."""
-
-EngineConfig = Annotated[
-    Annotated[TransformersConfig, Tag("transformers")]
-    | Annotated[EndpointConfig, Tag("endpoint")]
-    | Annotated[VLLMConfig, Tag("vllm")]
-    | Annotated[OwnEngineConfig, Tag("own")],
-    Discriminator(_kind),
-    BeforeValidator(_spelled_out),
-]
-"""The settings of one engine, told apart by their `name`."""
+from trinity_db.config.base import Change, Kept, Settings, hint, mistakes
+from trinity_db.explorer.engines.settings import EngineConfig, TransformersConfig
 
 
 class EnvironmentConfig(Settings):
-    """An environment that the policy acts in, in place of a workflow. The other keys are its options."""
+    """An environment that the policy acts in, instead of a workflow. The other keys are its options."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str
-    """path/to/file.py:Class. With a method `step` it is a text environment as in Gymnasium; else its public
-    methods are tools that the policy may call."""
+    """path/to/file.py:Class. A class with a method `step` is a text environment in the style of Gymnasium;
+    otherwise its public methods are offered to the policy as tools."""
     turns: int = Field(20, ge=1, le=100_000)
-    """Most responses of an attempt. The attempt then ends with what it has earned."""
+    """Maximum number of responses in an attempt. The attempt then ends with the reward it has earned so
+    far."""
     steps: bool = False
-    """Whether each action in a text environment is a rollout step: a row with its own reward, in which the
-    policy reads one observation alone. Else the attempt is one sequence. For gigpo and multi_step_grpo."""
+    """Whether each action in a text environment is a rollout step: a row with its own reward, whose prompt is
+    only the latest observation. Otherwise the attempt is one sequence. Needed for gigpo and
+    multi_step_grpo."""
     call_seconds: Annotated[float | None, Change.DATED] = Field(300.0, gt=0, le=1e9)
-    """Longest time of one call of the environment in seconds, its start included. None: no limit."""
+    """Timeout of one call of the environment in seconds, including its start. None: no limit."""
     python: Annotated[str | None, Change.PER_PROCESS] = None
-    """The Python interpreter, 3.11 or newer, in whose processes the environment lives: that of an environment
-    with packages which do not agree with ours. A call that takes too long is ended there. None: the
-    environment lives in threads of the explorer."""
+    """Python interpreter (3.11 or newer) to run the environment in separate processes, for packages that
+    conflict with ours. A process is killed when its call times out. None: the environment runs in threads of
+    the explorer."""
     processes: Annotated[int, Change.PER_PROCESS] = Field(16, ge=1, le=100_000)
-    """Processes at most, one for each attempt under way; further attempts wait."""
+    """Maximum number of processes, one for each attempt in progress; further attempts wait."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """What its class is given."""
+        """Options passed to the environment's class."""
         return self.model_extra or {}
 
 
@@ -212,19 +50,19 @@ def _named(value: Any) -> Any:
 
 
 class ShuffledConfig(Settings):
-    """Each task once in a pass, shuffled anew in each."""
+    """Each task once per pass, reshuffled for every pass."""
 
     name: Literal["shuffled"] = "shuffled"
 
 
 class SequentialConfig(Settings):
-    """Each task once in a pass, in the order of import."""
+    """Each task once per pass, in import order."""
 
     name: Literal["sequential"] = "sequential"
 
 
 class EasyToHardConfig(Settings):
-    """Each task once in a pass, by the number that it has under `level`, the lowest first.
+    """Each task once per pass, in ascending order of its number under `level`.
 
     `trinity-db import --map level=difficulty` takes the number from another key. Tasks without one come last.
     """
@@ -233,35 +71,35 @@ class EasyToHardConfig(Settings):
 
 
 class DifficultyConfig(Settings):
-    """Tasks that the policy solves about as often as you say, each at most once in a shuffled pass.
+    """Tasks with about the target solve rate, each at most once in a shuffled pass.
 
-    What the run knows of a task is the Beta posterior in task_stat. A task of which it knows little is taken
-    each time that the pass comes to it; one that is surely easier or harder more seldom, down to every
-    twentieth time.
+    The solve rate of a task is estimated by the Beta posterior in task_stat. A task with an uncertain
+    estimate is taken in every pass; a task that is certainly easier or harder is taken less often, down to
+    one pass in 20.
     """
 
     name: Literal["difficulty"] = "difficulty"
     target: float = Field(0.5, ge=0, le=1)
-    """Share of a task's rollouts that are to solve it. processors.group.solved_reward says which do. At 0.5
-    rewards of a group differ most."""
+    """Target share of a task's rollouts that solve it, as defined by processors.group.solved_reward. Rewards
+    within a group vary most at 0.5."""
 
 
 class SelectConfig(Settings):
-    """The tasks that a SELECT of your own yields, in its order: one id a row, and a group for each row."""
+    """Tasks returned by a custom SELECT, in its order: one task id per row, and one group for each row."""
 
     name: Literal["select"] = "select"
     query: str = Field(min_length=1)
-    """The SELECT, or the path of a file with the ending .sql that holds it. It may name %(run_id)s,
-    %(taskset_ids)s and %(limit)s, how many groups are to start; write %% for a percent sign. It runs with the
-    explorer's login and reads only. Where it yields no row, no group starts."""
+    """The SELECT, or the path of a .sql file that contains it. It may use %(run_id)s, %(taskset_ids)s and
+    %(limit)s, the number of groups to start; escape a percent sign as %%. It runs read-only with the
+    explorer's login. If it returns no rows, no group starts."""
     seconds: float = Field(5.0, gt=0, le=600)
-    """How long it may take, in seconds; more ends the explorer with an error. The run's other explorers wait
-    meanwhile."""
+    """Timeout of the query in seconds; exceeding it ends the explorer with an error. Other explorers of the
+    run wait for the query."""
 
 
 def _as_mapping(value: Any) -> Any:
     if isinstance(value, dict) and "name" not in value:
-        raise ValueError("name it, as in {name: difficulty, target: 0.5}")
+        raise ValueError("add a name, such as {name: difficulty, target: 0.5}")
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -270,122 +108,183 @@ TasksConfig = Annotated[
     Field(discriminator="name"),
     BeforeValidator(_as_mapping),
 ]
-"""Which tasks come next. `name` says by what."""
+"""Order in which tasks are taken, selected by `name`."""
+
+
+SERVED = "served"
+"""The workflow of a run whose attempts are made by agents that other people start."""
 
 
 class CommandConfig(Settings):
-    """A program that is run for each attempt, and asks the policy as an OpenAI or Anthropic server."""
+    """A program that runs once per attempt, and calls the policy as an OpenAI or Anthropic server."""
 
     command: str
-    """The program and its arguments, as in "python my_agent.py". It finds OPENAI_BASE_URL, OPENAI_API_KEY and
-    TRINITY_TASK in its environment; its last line may be the reward."""
+    """The program and its arguments, such as "python my_agent.py" or "claude -p {prompt} --model policy". A
+    field {NAME} is a column of the task, and {start} the explorer's working directory. The program gets
+    OPENAI_BASE_URL, OPENAI_API_KEY and, unless there is a check, TRINITY_TASK in its environment. A line
+    "reward: 0.5" that it prints is the reward."""
+    folder: Literal["shared", "fresh"] = "shared"
+    """Working directory. shared: the explorer's, with its HOME. fresh: a new folder and a new HOME for each
+    attempt, which are removed at its end. The task's files, texts by path, are written into the folder."""
+    check: str | None = None
+    """Command that judges the attempt in the same folder when the program has ended, such as "python
+    {start}/check.py". A line "reward: 0.5" that it prints is the reward; otherwise it is 1 if the check exits
+    with 0, and 0 if it exits with 1."""
 
 
 def _named_or_command(value: Any) -> Any:
     if isinstance(value, dict):
         for key in value:
-            if key != "command":
-                raise ValueError(f"unknown key '{key!s:.100}'; {hint(str(key), ['command'], 'known keys')}")
+            if key not in CommandConfig.model_fields:
+                known = hint(str(key), CommandConfig.model_fields, "known keys")
+                raise ValueError(f"unknown key '{key!s:.100}'; {known}")
         if not isinstance(value.get("command"), str):
-            raise ValueError('name the program, as in {command: "python my_agent.py"}')
+            raise ValueError('name the program, such as {command: "python my_agent.py"}')
+        try:
+            return CommandConfig.model_validate(value)
+        except ValidationError as error:
+            raise ValueError("; ".join(mistakes(CommandConfig, error))) from None
     elif not isinstance(value, str | CommandConfig):
-        raise ValueError("must be single_turn, path/to/file.py:name, or a program as {command: ...}")
+        raise ValueError("must be single_turn, served, path/to/file.py:name, or a program as {command: ...}")
     return value
 
 
+STRICT = ("temperature", "tool_choice", "response_format", "hosted_tools", "others")
+"""Kinds of options that can be refused."""
+
+
+def _requests_by_name(value: Any) -> Any:
+    if value == "strict":
+        return dict.fromkeys(STRICT, "strict")
+    if isinstance(value, str):
+        raise ValueError("must be strict, or the kinds of options as {temperature: strict, ...}")
+    return value
+
+
+class RequestsConfig(Settings):
+    """How requests of programs are answered: what happens to options that cannot be followed, by their kind,
+    and which calls are trained. strict refuses such an option. Otherwise it is replaced and reported once,
+    and its value is stored with the call."""
+
+    temperature: Literal["run", "strict"] = "run"
+    """A temperature of 0, whose samples cannot be trained on. run: sample at explorer.temperature."""
+    tool_choice: Literal["auto", "strict"] = "auto"
+    """A choice that forces a tool call, which would change the sampled distribution. auto: the policy
+    decides."""
+    response_format: Literal["text", "strict"] = "text"
+    """A format that constrains the answer, or a tool's arguments. text: the policy is not constrained."""
+    hosted_tools: Literal["leave_out", "strict"] = "leave_out"
+    """Tools that are not functions with a schema, such as a provider's web search."""
+    others: Literal["leave_out", "strict"] = "leave_out"
+    """Other options that the endpoint, or the model's chat template, does not have."""
+    models: Literal["any"] | list[str] = "any"
+    """Model names that a request may have. Others are refused with status 404."""
+    train: Literal["all"] | Annotated[list[str], Field(min_length=1)] = "all"
+    """Model names whose calls are trained, such as [policy]. Calls with other names, such as an agent's small
+    model for titles, are answered by the policy too, but left out of training."""
+    repeats: Literal["same", "sample"] = "same"
+    """A request that equals an earlier one of the attempt, whose answer nothing continues. same: it is a
+    repetition and gets the same answer. sample: it gets a new answer, unless a header says that it is a
+    repetition."""
+
+
+DEFAULT_REQUESTS = RequestsConfig()
+
+
 class ExplorerConfig(Settings):
-    """How rollouts are produced."""
+    """How rollouts are generated."""
 
     workflow: Annotated[
         str | CommandConfig,
         BeforeValidator(_named_or_command),
-        Kept("it says what a rollout of the run is"),
+        Kept("it defines what a rollout of the run is"),
     ] = "single_turn"
-    """How a task is attempted: single_turn (one prompt, one response), a coroutine of your own as
-    path/to/file.py:name, or a program as {command: "python my_agent.py"}."""
+    """How a task is attempted: single_turn (one prompt, one response), a custom coroutine as
+    path/to/file.py:name, a program as {command: "python my_agent.py"}, or served: agents that other people
+    start make the attempts, over HTTP, and `trinity-db serve` is the explorer."""
     environment: Annotated[
-        EnvironmentConfig | None, BeforeValidator(_named), Kept("it says what a rollout of the run is")
+        EnvironmentConfig | None, BeforeValidator(_named), Kept("it defines what a rollout of the run is")
     ] = None
-    """What the policy acts in, in place of a workflow: a class of your own as path/to/file.py:Class."""
+    """Environment that the policy acts in, instead of a workflow: a custom class as path/to/file.py:Class."""
     engine: Annotated[EngineConfig, Change.PER_PROCESS] = TransformersConfig()
-    """What samples responses: transformers, in the explorer's process; vllm, a server that the explorer
-    starts; endpoint, servers that other people run; or a class of your own as path/to/file.py:Class. May
-    change during a run."""
+    """Engine that samples responses: transformers, in the explorer's process; vllm, a server that the
+    explorer starts; endpoint, existing servers; or a custom class as path/to/file.py:Class. May change during
+    a run."""
     group_size: Annotated[int, Change.DATED] = Field(8, ge=1, le=10_000)
-    """Rollouts of one task that are compared with one another. remax adds one more, at temperature 0."""
+    """Rollouts of one task that are compared with each other. remax adds one more, at temperature 0."""
     spare: Annotated[int, Change.DATED] = Field(0, ge=0, le=1000)
-    """Attempts of a task beyond group_size. The first group_size that end are the group; the others are
-    cancelled, and kept as refused. No group waits for its slowest then, but short responses are preferred."""
+    """Extra attempts per task beyond group_size. The first group_size to finish form the group; the others
+    are cancelled and stored as refused. Groups then do not wait for their slowest attempt, but short
+    responses are favoured."""
     concurrency: Annotated[int, Change.DATED] = Field(256, ge=1, le=1_000_000)
-    """Attempts that one explorer has under way at a time. When some end, others begin. More use the hardware
-    better, and more are made by versions that are not the newest any more."""
+    """Maximum number of attempts in progress per explorer. Higher values use the hardware better, but more
+    attempts are sampled by versions that are no longer the newest."""
     tasks: Annotated[TasksConfig, Change.DATED] = ShuffledConfig()
-    """Which tasks come next: shuffled, sequential, easy_to_hard, difficulty or select, by name or with
-    options. All but select walk over the tasks in passes. Tasks that are imported meanwhile come at the end
-    of the pass, with easy_to_hard in their place or in the next pass."""
+    """Order of tasks: shuffled, sequential, easy_to_hard, difficulty or select, by name or with options. All
+    but select iterate over the tasks in passes. Tasks imported during a pass are added at its end; with
+    easy_to_hard, at their level or in the next pass."""
     backlog: Annotated[int | None, Change.DATED] = Field(10_000, ge=1, le=2**31 - 1)
-    """Rollout groups that may wait for the trainer, with those that are explored, in a run without a
-    staleness limit (max_staleness: null). More would fill the disk while the trainer is slow or stands
-    still: a group of 8 responses with 1000 tokens takes about 200 kB. null: no limit."""
+    """Maximum number of rollout groups that are waiting for the trainer or being explored, in a run without a
+    staleness limit (max_staleness: null). It keeps a slow or stopped trainer from filling the disk: a group
+    of 8 responses with 1000 tokens takes about 200 kB. null: no limit."""
     temperature: Annotated[float, Kept("the stored log-probabilities are at this temperature")] = Field(
         1.0, gt=0, le=1000
     )
-    """Sampling temperature of calls that name none. The trainer divides logits by it too, so that its
-    log-probabilities compare with the sampled ones. For a greedy rollout in each group, use remax."""
+    """Default sampling temperature of a call. The trainer divides logits by it too, so that its
+    log-probabilities are comparable with the sampled ones. For a greedy rollout in each group, use remax."""
     max_new_tokens: Annotated[int, Change.DATED] = Field(256, ge=1, le=10_000_000)
-    """Longest response in tokens."""
+    """Maximum length of a response in tokens."""
     attempt_seconds: Annotated[float | None, Change.DATED] = Field(None, gt=0, le=1e9)
-    """Longest time of an attempt in seconds. One that takes longer is a failed rollout. None: no limit."""
+    """Timeout of an attempt in seconds. An attempt that exceeds it is a failed rollout. None: no limit."""
     retries: Annotated[int, Change.DATED] = Field(0, ge=0, le=1000)
-    """How often an attempt that raised an error, or took too long, is made again before it is a failed
-    rollout."""
+    """Number of retries of an attempt that raised an error or timed out, before it is a failed rollout."""
+    requests: Annotated[RequestsConfig, BeforeValidator(_requests_by_name), Change.DATED] = DEFAULT_REQUESTS
+    """How requests of programs are answered, by these keys. strict: each option that cannot be followed is
+    refused with status 400."""
     record_routing: Annotated[bool, Change.PER_PROCESS] = False
-    """For mixtures of experts: store with each token which experts the engine's routers chose for it, so that
-    the trainer replays them (trainer.replay_routing). It takes a byte for each layer and chosen expert of
-    each token, two with more than 256 experts. Engines: transformers; vllm on a GPU; endpoint with servers of
-    vLLM that were started with --enable-return-routed-experts. May change during a run."""
+    """For mixture-of-experts models: store which experts the engine's routers chose for each token, so that
+    the trainer can replay them (trainer.replay_routing). It takes one byte per token, layer and chosen
+    expert, two bytes with more than 256 experts. Engines: transformers; vllm on a GPU; endpoint with vLLM
+    servers started with --enable-return-routed-experts. May change during a run."""
 
     @model_validator(mode="after")
-    def the_engine_says_which_experts_it_chose(self) -> Self:
-        if self.record_routing and isinstance(self.engine, OwnEngineConfig):
-            raise ValueError(
-                "record_routing is for engines of this project; an engine of your own says what it chose in "
-                "the routing of each Completion: leave record_routing out"
-            )
-        if self.record_routing and isinstance(self.engine, EndpointConfig) and self.engine.dialect != "vllm":
-            raise ValueError(
-                f"record_routing: {self.engine.dialect} servers are not asked which experts they chose; take "
-                "servers of vLLM, the engine vllm or transformers, or leave it out"
-            )
+    def the_engine_records_routing(self) -> Self:
+        if self.record_routing and (problem := self.engine.routing_problem) is not None:
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
     def an_environment_is_the_workflow(self) -> Self:
         if self.environment is not None and self.workflow != "single_turn":
-            raise ValueError("an environment takes the place of a workflow: leave out one of the two")
+            raise ValueError("an environment replaces the workflow: set only one of the two")
         return self
 
     @property
     def has_own_reward(self) -> bool:
-        """Whether a workflow, a program or an environment may say what an attempt earned."""
+        """Whether a workflow, a program or an environment may return the attempt's reward."""
         if isinstance(self.workflow, CommandConfig) or self.environment is not None:
             return True
-        return ".py:" in self.workflow
+        return ".py:" in self.workflow or self.is_served
+
+    @property
+    def is_served(self) -> bool:
+        """Whether agents that other people start make the attempts."""
+        return self.workflow == SERVED
 
 
 class EvaluationConfig(Settings):
-    """Which versions are evaluated, and on what."""
+    """Which versions are evaluated, and on which tasks."""
 
     taskset: list[str] = Field(min_length=1)
-    """Imported tasks, of one taskset or of several. Each is attempted."""
+    """Imported tasksets to evaluate on. Every task of them is attempted."""
     every: int = Field(10, ge=1)
-    """Versions between two evaluations. Version 0 and the last one are always evaluated."""
+    """Number of versions between two evaluations. Version 0 and the last version are always evaluated."""
     samples: int = Field(4, ge=1, le=10_000)
-    """Attempts at each task."""
+    """Attempts per task."""
     temperature: float | None = Field(None, ge=0, le=1000)
-    """Sampling temperature; 0 takes the likeliest token each time. None: explorer.temperature."""
+    """Sampling temperature; 0 always takes the likeliest token. None: explorer.temperature."""
     max_new_tokens: int | None = Field(None, ge=1, le=10_000_000)
-    """Longest response in tokens. None: explorer.max_new_tokens."""
+    """Maximum length of a response in tokens. None: explorer.max_new_tokens."""
 
     @field_validator("taskset", mode="before")
     @classmethod

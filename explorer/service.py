@@ -1,7 +1,7 @@
-"""The explorer: claims tasks as far as the pace allows, keeps attempts under way, writes rollouts.
+"""The explorer: claims tasks as the pace allows, runs their attempts, and writes rollouts.
 
-It owns the engine and the groups it claimed. It reads tasks and policy versions and writes rollouts: one
-transaction takes all that ended since the last one. It never speaks to a processor or the trainer.
+It owns the engine and the groups that it has claimed. It reads tasks and policy versions, and writes rollouts
+in batches, one transaction at a time. It never communicates directly with a processor or the trainer.
 """
 
 import asyncio
@@ -10,106 +10,122 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trinity_db.config import PromptConfig
-from trinity_db.database import Database, Transaction
+from trinity_db.config.shared import PromptConfig
 from trinity_db.errors import DatabaseUnavailable
-from trinity_db.explorer.attempts import GRACE_SECONDS, Attempts
+from trinity_db.explorer.attempt.attempts import GRACE_SECONDS, Attempts
+from trinity_db.explorer.attempt.workflow import Workflow
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Engine, dtype_of
-from trinity_db.explorer.evaluating import SHARE, Evaluator, Look
-from trinity_db.explorer.given_back import GivenBack
-from trinity_db.explorer.loading import LoadedVersion
-from trinity_db.explorer.recording.listener import AttemptListener, Place
-from trinity_db.explorer.recording.log import CallLog
-from trinity_db.explorer.staging import Staging
-from trinity_db.explorer.store_thread import StoreThread
-from trinity_db.explorer.under_way import UnderWay
-from trinity_db.explorer.waiting import EmptyPlaces
-from trinity_db.explorer.workflow import Workflow
-from trinity_db.explorer.writing import RolloutWriter
+from trinity_db.explorer.http.listener import AttemptListener, EndpointAddress
+from trinity_db.explorer.http.log import CallLog
+from trinity_db.explorer.loop.backoff import GivenBack
+from trinity_db.explorer.loop.evaluating import SHARE, Evaluator, Look
+from trinity_db.explorer.loop.idle_time import EmptyPlaces
+from trinity_db.explorer.loop.loading import LoadedVersion
+from trinity_db.explorer.loop.next_action import Action, Situation, next_action
+from trinity_db.explorer.loop.staging import Staging
+from trinity_db.explorer.loop.store_thread import StoreThread
+from trinity_db.explorer.loop.under_way import UnderWay
+from trinity_db.explorer.loop.writing import RolloutWriter
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import POLL_SECONDS, Service
 from trinity_db.store import calls, evaluations, groups, parks, policies, runs, workers
-from trinity_db.store.selection import Selection
+from trinity_db.store.selection import TaskSelection
 from trinity_db.weights.recorded_places import RecordedPlaces
+from trinity_db.worker.service import POLL_SECONDS, Service
 
 if TYPE_CHECKING:
-    from trinity_db.explorer.recording.endpoint import Endpoint
+    from trinity_db.explorer.http.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
 
-CLAIM_SHARE = 4  # groups are claimed when one place in so many is free, as explorers take turns to claim
+CLAIM_SHARE = 4  # claim groups when 1/4 of the slots is free, as explorers take turns to claim
 
 _LEFT: list[asyncio.Runner] = []
-"""Event loops with attempts that cannot be ended: to close them would wait for these."""
+"""Event loops with attempts that ignore cancellation: closing them would wait for these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplorerSetup:
+    """What an explorer of a run works with."""
+
+    config: ExplorerConfig
+    workflow: Workflow
+    engine: Engine
+    pace: groups.Pace
+    selection: TaskSelection
+    prompts: PromptConfig
+    places: RecordedPlaces
+    """Folders and addresses that versions may be read from."""
+    greedy: bool = False
+    """Whether each group has one more member, sampled at temperature 0, as some algorithms need."""
+    needs_reward: bool = False
+    """Whether an attempt without a reward is a failure, because nothing else gives one."""
+
+    @property
+    def plan(self) -> groups.GroupPlan:
+        """How its groups are claimed."""
+        config = self.config
+        return groups.GroupPlan(self.pace, self.selection, config.group_size, self.greedy, config.spare)
 
 
 class Explorer(Service):
     """One explorer with one engine.
 
     Args:
-        places: the folders and addresses that versions may be read from.
-        greedy: each group has one more member, sampled at temperature 0, as the algorithm asks for.
-        only: it makes the attempts of these evaluations, explores nothing for training, and then ends.
-        place: where programs ask their policies, if it is the explorer's purpose that they do. None: on this
-            machine, once a workflow needs it.
+        only: ids of evaluations: the explorer runs only these, explores nothing for training, and then ends.
+        address: address of the endpoint for external programs. None: the endpoint listens on this machine,
+            once a workflow needs it.
     """
 
     role = WorkerRole.EXPLORE
-    deaf_seconds = 0.05  # a run of a hundred explorers has more news than that, and most are of no use here
+    notify_debounce_seconds = 0.05  # 100 explorers of a run get more notifications, mostly irrelevant ones
 
     def __init__(
         self,
         database: Database,
         run: runs.Run,
-        config: ExplorerConfig,
-        workflow: Workflow,
-        engine: Engine,
-        pace: groups.Pace,
-        selection: Selection,
-        prompts: PromptConfig,
-        places: RecordedPlaces,
-        greedy: bool = False,
+        setup: ExplorerSetup,
         only: Sequence[int] | None = None,
-        place: Place | None = None,
+        address: EndpointAddress | None = None,
     ) -> None:
         super().__init__(database, run)
         self._only = only
         self._is_held_up = False
-        """Whether training had nothing to claim when it last could."""
-        self._config = config
-        self._engine = engine
-        self._pace = pace
-        self._selection = selection
-        self._greedy = greedy
-        self._place = place
+        """Whether training could claim nothing at the latest try."""
+        self._setup = setup
+        self._plan = setup.plan
+        self._address = address
         self._store = StoreThread(self)
         self._log = CallLog(self._store)
         self._endpoint: Endpoint | None = None
-        """Where programs ask their policies; None as long as none does."""
+        """HTTP endpoint for programs; None until it is needed."""
         self._event = asyncio.Event()
-        """Set when there is news, or an attempt ended."""
+        """Set on a notification, or when an attempt ends."""
         self._may_claim = True
-        """Whether anything happened since no group could be claimed."""
+        """Whether anything has changed since no group could be claimed."""
         self._looked_at = -math.inf
-        """Time of the last look at the store, by this process's clock."""
+        """Time of the last check of the store, by the monotonic clock."""
         self._wake_loop: Callable[[], None] = lambda: None
-        """Lets the event loop look for news."""
+        """Wakes the event loop to check for news."""
         self._runner = asyncio.Runner()
         self._given_back = GivenBack()
+        config, engine, places = setup.config, setup.engine, setup.places
         self._empty = EmptyPlaces(config.concurrency)
         self._under_way = UnderWay(config.concurrency, lambda: self._event.set())
         self._loaded = LoadedVersion(engine, places, self._write_meanwhile)
         self._staging = Staging(self._store, places, self.wake)
-        if place is not None and place.offers is not None:  # they count from when a program takes the attempt
+        if address is not None and address.offers is not None:
+            # Offers time attempts from when they are taken.
             config = config.model_copy(update={"attempt_seconds": None})
         listener = partial(AttemptListener, self._log, self._made_endpoint)
         self._attempts = Attempts(
-            workflow, engine, config, prompts, selection.seed, listener, self._log.go_on
+            *(setup.workflow, engine, config, setup.prompts, setup.selection.seed),
+            *(listener, self._log.go_on, setup.needs_reward),
         )
         self._evaluator = Evaluator(
             self._store, self._attempts, self._loaded, self._staging, self._under_way, self._given_back
@@ -121,25 +137,25 @@ class Explorer(Service):
     def start(self) -> None:
         """Record the engine's number format, and close the connection.
 
-        From here on the thread that speaks to the store has one.
+        From here on, the store thread uses its own connection.
         """
-        dtype = dtype_of(self._engine)
+        dtype = dtype_of(self._setup.engine)
         if dtype is not None:
             with self.database.transaction() as tx:
                 workers.record_engine_dtype(tx, self.worker_id, dtype)
         elif self.run.config.get("trainer", {}).get("publish_dtype") in ("auto", "float32"):
             logger.warning(
-                "versions are in float32, and this engine rounds them by itself: if it computes in 16 bits, "
-                "set trainer.publish_dtype to its format, or it hides most of each update"
+                "versions are published in float32, and this engine rounds them by itself: if it computes in "
+                "16 bits, set trainer.publish_dtype to its format, or rounding hides most of each update"
             )
         self.database.close()
 
     def work(self) -> bool:
-        """Explore until no group can be claimed and all attempts have ended; False when there were none."""
+        """Explore until no group can be claimed and all attempts have ended; False if there were none."""
         return self._runner.run(self._explore())
 
     def release(self) -> None:
-        """Close the connection of the thread that writes; the next transaction opens it again."""
+        """Stop the endpoint and close the store connection; the next transaction opens a new one."""
         if self._endpoint is not None:
             self._runner.run(self._endpoint.stop())
             self._endpoint = None
@@ -156,7 +172,7 @@ class Explorer(Service):
         self._wake_loop()
 
     def is_done(self) -> bool:
-        """When the run and its evaluations are finished, or what this explorer is to explore is explored."""
+        """Whether the run and its evaluations are finished, or this explorer's own work is."""
         return self._store.wait(self._is_done)
 
     def _is_done(self) -> bool:
@@ -166,7 +182,7 @@ class Explorer(Service):
                 return ended == attempts or not evaluations.are_open(tx, self.run.id, self._only)
         if super().is_done():
             return True
-        most = self._pace.most
+        most = self._plan.pace.most
         with self.database.transaction() as tx:
             return most is not None and groups.all_explored(tx, self.run.id, most)
 
@@ -183,11 +199,11 @@ class Explorer(Service):
             self._event.set()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the loop has ended in this moment
+            with suppress(RuntimeError):  # the loop has just been closed
                 loop.call_soon_threadsafe(hear)
 
         self._wake_loop = wake
-        if self._place is not None:
+        if self._address is not None:
             await self._made_endpoint().start()
         try:
             while not self.stopping:
@@ -195,13 +211,13 @@ class Explorer(Service):
                     if unavailable is None and not await self._refill():
                         break
                 except DatabaseUnavailable as error:
-                    # What is under way is finished first: it was claimed before, and its claim is known.
+                    # Finish the attempts in progress first: their claims are known to be committed.
                     unavailable = error
                 if not self._under_way.busy and (unavailable or not await self._stays()):
                     break
                 has_begun = True
                 if not await _happens(self._event):
-                    self._may_claim = True  # news may be lost
+                    self._may_claim = True  # a notification may have been lost
                 await self._write_ended()
             await self._write_ended(is_last=True)
         finally:
@@ -212,89 +228,106 @@ class Explorer(Service):
         return has_begun
 
     async def _refill(self) -> bool:
-        """Start attempts where places are free; False when the run and its evaluations are finished.
+        """Start attempts in free slots; False if the run and its evaluations are finished.
 
         Raises:
-            DatabaseUnavailable: groups may have been claimed or not.
+            DatabaseUnavailable: if it is unknown whether groups were claimed.
         """
         self._empty.look(self._under_way.free)
-        enough = max(self._attempts_of_group, self._config.concurrency // CLAIM_SHARE)
-        lacks_room = bool(self._under_way) and self._under_way.free < enough
-        if not self._may_claim or (lacks_room and self._has_just_looked):
+        if not self._may_claim or (self._lacks_slots and self._has_just_looked):
             return True
-        self._may_claim = False  # first: news that arrive from here on are of something not seen below
+        self._may_claim = False  # before reading, so that later notifications set it again
         self._looked_at = time.monotonic()
         look = await self._store.decide(self._look)
-        trains = not look.is_finished and self._only is None
-        self._empty.is_held_back &= trains
-        if not trains and look.due is None and not self._under_way.evaluating:
+        situation = self._situation(look)
+        self._empty.is_held_back &= situation.trains
+        if situation.is_over:
             return False
         await self._wake_parked()
-        if self._under_way and self._under_way.free < enough:
-            self._may_claim = True  # as soon as there is room
-            return True
-        if self._given_back.pauses:
-            return True
-        turns = self._evaluator.turns
-        if look.due is None:
-            turns.give(to_evaluation=False)
-        elif not trains or look.is_shared:
-            await self._evaluate(look.due, SHARE if trains and not self._is_held_up else 1.0)
-        elif turns.look():
-            await self._evaluate(look.due)
-            return True
-        if trains and look.newest is not None:
-            await self._train(look.newest)
-            if look.due is not None and not look.is_shared and not self._under_way:
-                turns.give(to_evaluation=True)
-                await self._evaluate(look.due)
+        await self._act(next_action(replace(situation, lacks_slots=self._lacks_slots)), look)
         return True
+
+    async def _act(self, action: Action, look: Look) -> None:
+        turns = self._evaluator.turns
+        match action:
+            case Action.WAIT:
+                pass
+            case Action.WAIT_FOR_SLOTS:
+                self._may_claim = True
+            case Action.EVALUATE:
+                await self._evaluate(look.due)
+            case Action.SHARE:
+                await self._evaluate(look.due, 1.0 if self._is_held_up else SHARE)
+                await self._train(look.newest)
+            case Action.TRAIN:
+                if look.due is None:
+                    turns.give(to_evaluation=False)
+                await self._train(look.newest)
+                if look.due is not None and not self._under_way:  # training has no work
+                    turns.give(to_evaluation=True)
+                    await self._evaluate(look.due)
+
+    def _situation(self, look: Look) -> Situation:
+        trains = not look.is_finished and self._only is None
+        takes_turns = trains and look.due is not None and not look.is_shared
+        return Situation(
+            trains=trains,
+            has_version=look.newest is not None,
+            is_due=look.due is not None,
+            is_shared=look.is_shared,
+            is_evaluating=bool(self._under_way.evaluating),
+            lacks_slots=self._lacks_slots,
+            pauses=self._given_back.pauses,
+            is_turn_of_evaluation=takes_turns and self._evaluator.turns.look(),
+        )
+
+    @property
+    def _lacks_slots(self) -> bool:
+        """Whether attempts are in progress, and the free slots are too few for a claim."""
+        enough = max(self._plan.attempts, self._setup.config.concurrency // CLAIM_SHARE)
+        return bool(self._under_way) and self._under_way.free < enough
 
     @property
     def _has_just_looked(self) -> bool:
-        """Whether a look without room can wait: news come with each write of each explorer of the run.
+        """Whether a check without free slots can wait: notifications come with each write of every explorer.
 
-        News of the run's end do not wait: no step takes what is sampled after it, and the archive waits.
+        The end of the run is not delayed: samples after it are never trained on, and the archive waits.
         """
         if self.hears_of_end or self._under_way.parked:
             return False
         return time.monotonic() - self._looked_at < POLL_SECONDS
 
-    @property
-    def _attempts_of_group(self) -> int:
-        """How many attempts are begun together."""
-        return self._config.group_size + self._config.spare + self._greedy
-
-    async def _evaluate(self, due: evaluations.Due, share: float = 1.0) -> None:
+    async def _evaluate(self, due: evaluations.DueEvaluation | None, share: float = 1.0) -> None:
+        assert due is not None
         if await self._evaluator.begin(due, share):
             self._may_claim = True
 
-    async def _train(self, policy: policies.PolicyVersion) -> None:
-        """Start attempts for training, by the newest version that is here, as far as the pace allows."""
-        here = await self._staging.for_training(policy)
+    async def _train(self, newest: policies.PolicyVersion | None) -> None:
+        """Start attempts for training with the newest version available here, as the pace allows."""
+        assert newest is not None
+        here = await self._staging.for_training(newest)
         if here is None:
             return
-        policy = here
-        if self._under_way.evaluating and not self._loaded.is_at(policy):
-            self._may_claim = True  # as soon as they have ended
+        if self._under_way.evaluating and not self._loaded.is_at(here):
+            self._may_claim = True  # once they have ended
             return
-        if not await self._loaded.load(policy):
+        if not await self._loaded.load(here):
             self._staging.forget()
             return
         self._evaluator.turns.begin()
-        limit = max(1, self._under_way.free // self._attempts_of_group)
+        limit = max(1, self._under_way.free // self._plan.attempts)
         if self._given_back.is_in_trouble:
             limit = 1
-        claimed = await self._claim(policy.version, limit)
+        claimed = await self._claim(here.version, limit)
         self._is_held_up = not claimed
         self._empty.is_held_back = len(claimed) < limit
         self._may_claim |= bool(claimed)
         self._under_way.begin(claimed, self._attempts.make)
 
     async def _wake_parked(self) -> None:
-        """Go on with parked members of groups that have other members under way.
+        """Resume parked members of groups that have other members in progress.
 
-        Other groups with parked members have no holder, and are claimed when one of them may go on.
+        Other groups with parked members are unclaimed, and are claimed once one of them can resume.
         """
         parked = self._under_way.parked
         if not parked or self._under_way.free < 1:
@@ -307,19 +340,21 @@ class Explorer(Service):
             self._under_way.begin([woken], parked[group.id])
 
     async def _stays(self) -> bool:
-        """Whether the endpoint answers although nothing is under way: agents may come, and late rewards."""
-        return self._place is not None and not await self._store.run(self._is_done)
+        """Whether to keep the endpoint running without attempts: agents and late rewards may still come."""
+        return self._address is not None and not await self._store.run(self._is_done)
 
     def _made_endpoint(self) -> "Endpoint":
-        """The endpoint, which is made when the first program needs it."""
+        """Return the endpoint, creating it on first use."""
         if self._endpoint is None:
-            from trinity_db.explorer.recording.endpoint import Endpoint
+            from trinity_db.explorer.http.endpoint import Endpoint
 
-            self._endpoint = Endpoint(self._log, self.run.name, self._place or Place())
+            address = self._address or EndpointAddress()
+            rules = self._setup.config.requests
+            self._endpoint = Endpoint(self._log, self.run.name, address, rules)
         return self._endpoint
 
     def _look(self, tx: Transaction) -> Look:
-        """Whether the run is finished, its newest version, and the next evaluation."""
+        """Read whether the run is finished, its newest version, and the next evaluation."""
         loaded = -1 if self._loaded.number is None else self._loaded.number
         return Look(
             runs.is_finished(tx, self.run.id),
@@ -328,37 +363,26 @@ class Explorer(Service):
         )
 
     async def _woken(self, group_ids: list[int]) -> list[groups.ClaimedGroup]:
-        version, most = self._loaded.number, self._pace.max_staleness
+        version, most, greedy = self._loaded.number, self._plan.pace.max_staleness, self._plan.greedy
         return await self._store.once(
-            lambda tx: parks.woken(tx, self.worker_id, group_ids, version, most, self._greedy)
+            lambda tx: parks.woken(tx, self.worker_id, group_ids, version, most, greedy)
         )
 
     async def _claim(self, version: int, limit: int) -> list[groups.ClaimedGroup]:
         return await self._store.once(
-            lambda tx: groups.claim(
-                tx,
-                self.run.id,
-                self.worker_id,
-                version,
-                self._pace,
-                self._selection,
-                self._config.group_size,
-                limit,
-                self._greedy,
-                self._config.spare,
-            )
+            lambda tx: groups.claim(tx, self.run.id, self.worker_id, self._plan, version, limit)
         )
 
     async def _write_meanwhile(self) -> None:
-        """Write what ended while the engine loads a version, if anything did."""
+        """Write finished attempts while the engine loads a version."""
         if self._under_way.has_ended:
             await self._write_ended()
 
     async def _write_ended(self, is_last: bool = False) -> None:
-        """Write all that ended since the last time, and now and then how fast it goes.
+        """Write all attempts that ended since the last call and, periodically, metrics.
 
         Raises:
-            EngineFailed: an attempt found that the engine cannot go on. The others are written.
+            EngineFailed: if an attempt found that the engine has failed. The others are written.
         """
         ended = self._under_way.take_ended()
         failures = [failure for attempt in ended if (failure := attempt.exception()) is not None]
@@ -372,14 +396,14 @@ class Explorer(Service):
             raise failures[0]
 
     async def _give_back(self, made: list[groups.Rollout]) -> None:
-        """Give back attempts that did not begin here, and groups that have nothing under way any more.
+        """Release attempts that did not start here, and groups without attempts in progress.
 
-        What is left of such a group did not begin here, or is parked.
+        The remaining members of such a group did not start here, or are parked.
         """
         self._given_back.note(made)
         given_back = [rollout for rollout in made if rollout.given_back]
         if any(rollout.group.is_evaluation for rollout in given_back):
-            self._loaded.forget()  # the engine may not have the evaluation's version any more
+            self._loaded.forget()  # the engine may no longer have the evaluation's version
         busy, parked = self._under_way.busy_groups, self._under_way.parked
         at_rest = {*self._given_back.at_rest(busy), *parked.keys() - busy}
         if not given_back and not at_rest:
@@ -396,15 +420,15 @@ class Explorer(Service):
 
 
 async def _end_all() -> bool:
-    """End all other tasks of the event loop; False if one goes on although it was cancelled."""
+    """Cancel all other tasks of the event loop; False if one ignores it."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
-    for one in others:
-        one.cancel()
+    for task in others:
+        task.cancel()
     return not others or not (await asyncio.wait(others, timeout=GRACE_SECONDS))[1]
 
 
 async def _happens(event: asyncio.Event) -> bool:
-    """Wait for news or the end of an attempt; False when neither came for a while."""
+    """Wait for a notification or the end of an attempt; False after a timeout."""
     try:
         await asyncio.wait_for(event.wait(), POLL_SECONDS)
     except TimeoutError:

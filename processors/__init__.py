@@ -1,1 +1,1 @@
-"""Processors move rows on: clean, score, settle groups, pair. They know the store and nothing of models."""
+"""Processors clean, score, settle and pair rows. They use the store and do not depend on models."""

@@ -10,11 +10,11 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-from trinity_db import cores
-
-from .command_line import CommandLine, Done
-from .postgres import cluster_15, cluster_18, discard, execute, new_database, on_database, start
+from tests.support.command_line import CommandLine, Done
+from tests.support.postgres import cluster_15, cluster_18, discard, execute, new_database, on_database, start
+from trinity_db.worker import cores
 
 TEMPLATE = "trinity_template"
 
@@ -36,6 +36,10 @@ cores.wait_passively()
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Other processes may keep a test waiting, so time tells nothing about its inputs.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
+
 # While torch and transformers are imported, the garbage collector would look at a million objects again and
 # again and find none to free: 5 s of each session, and later 0.7 s each time.
 gc.disable()
@@ -49,7 +53,7 @@ def pytest_collection_finish() -> None:
 
 def make_template(url: str) -> None:
     """Give an empty database what every test's database starts with."""
-    from trinity_db import opening
+    from trinity_db.postgres import opening
 
     opening.upgrade(url)
 

@@ -1,8 +1,8 @@
 """The trainer: draws batches, learns from them, commits them and publishes versions.
 
 The trainer owns the learner and its step counter. Before each draw this counter equals the number of
-committed batches that the weights contain. The trainer reads batches from the store and writes checkpoints.
-It never talks to an explorer or a processor. A run has one trainer.
+committed batches in the weights. The trainer reads batches from the store and writes checkpoints. It never
+communicates with an explorer or a processor. A run has one trainer.
 """
 
 import logging
@@ -13,33 +13,33 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trinity_db.database import Database, Transaction
-from trinity_db.models import context_length, load_tokenizer
+from trinity_db.models import context_length, end_tokens, load_tokenizer
 from trinity_db.models.adapter_folder import Base
-from trinity_db.prompts import ChatRenderer
+from trinity_db.models.chat.prompts import ChatRenderer
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import Service
 from trinity_db.store import batches, draws, evaluations, offline, policies, runs, scores, workers
 from trinity_db.store.metrics import outcomes_of, record_metrics
-from trinity_db.trainer import lead_follow
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.checkpoints import lost_versions, recovery, run_files, run_objects, starting_model
-from trinity_db.trainer.checkpoints.patience import GivenUp
+from trinity_db.trainer.checkpoints.retrying_bucket import GivenUp
+from trinity_db.trainer.checkpoints.trainer_lock import Hold
 from trinity_db.trainer.distribution.ranks import ALONE, Ranks
-from trinity_db.trainer.held_out import HeldOut
-from trinity_db.trainer.hold import Hold
 from trinity_db.trainer.learner.learner import NonFiniteLoss
 from trinity_db.trainer.learner.micro_batches import Abandoned
 from trinity_db.trainer.learner.visible_updates import shown_in_log
-from trinity_db.trainer.publishing import Publisher
+from trinity_db.trainer.loop import lead_follow
+from trinity_db.trainer.loop.held_out import HeldOut
+from trinity_db.trainer.loop.publishing import Publisher
+from trinity_db.trainer.loop.run_length import RunLength, run_length
+from trinity_db.trainer.loop.sampling import sampler_of
+from trinity_db.trainer.loop.setup import TrainerSetup
 from trinity_db.trainer.rows import batch_from_store, step_metrics
 from trinity_db.trainer.rows.encode import encode_adopted
 from trinity_db.trainer.rows.precompute import score_adopted
 from trinity_db.trainer.rows.sources import check_sampled, check_tokenizers
-from trinity_db.trainer.run_length import RunLength, run_length
-from trinity_db.trainer.sampling import sampler_of
-from trinity_db.trainer.setup import TrainerSetup
 from trinity_db.weights.broadcast import Broadcasts
+from trinity_db.worker.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ PROGRESS_SECONDS = 5.0  # between lines in the log
 
 
 class Trainer(Service):
-    """The one trainer of a run."""
+    """The only trainer of a run."""
 
     role = WorkerRole.TRAIN
     exclusive = True
@@ -59,19 +59,19 @@ class Trainer(Service):
         self._sampler = sampler_of(setup.sampler)
         self._learner: lead_follow.Leader
         self._hold: Hold
-        """Each transaction checks by it that the store still agrees with this trainer."""
+        """Used by each transaction to check that the store still agrees with this trainer."""
         self._files: run_files.RunFiles
         self._publisher: Publisher
         self._held_out: HeldOut
         self._rows: dict[int, int] = {}
-        """The number of rows of each step since the start."""
+        """Number of rows of each step since the start."""
         self._lost_weights: lost_versions.Weights | None = None
-        """The steps that the weights contained when the trainer found that the server had lost some of them.
-        None once the setback is recorded."""
+        """Steps in the weights when the trainer found that the server had lost some of them. None once the
+        setback is recorded."""
         self._score_names: list[scores.Name] = []
-        """The stored scores that are read with each batch."""
+        """Stored scores to read with each batch."""
         self._broadcasts: Broadcasts | None = None
-        """What sends versions to explorers. It stays when the trainer starts again."""
+        """Sends versions to explorers. It is kept when the trainer starts again."""
         self._length = RunLength(0)
         self._has_begun = False
         """Whether there are a learner and a publisher. A stop may end `start` before there are."""
@@ -80,7 +80,7 @@ class Trainer(Service):
         self._logged_at = 0.0
 
     def start(self) -> None:
-        """Continue from the latest whole checkpoint. Rows that it does not include are drawn again."""
+        """Continue from the latest complete checkpoint. Rows that it does not include are drawn again."""
         setup = self._setup
         setup.check()
         weights = setup.trainer.weights
@@ -88,7 +88,7 @@ class Trainer(Service):
             self.database, self.run, self.worker_id, setup.checkpoints, weights, lambda: self.stopping
         )
         lost = run_files.clear_leftovers(files)
-        self._begin_broadcasts()  # before version 0 is there: an explorer may not see its folder
+        self._begin_broadcasts()  # before version 0 exists: an explorer may not have access to its folder
         starting_model.publish_first_version(files, setup.model, setup.seed)
         policy = recovery.recover(files, setup.allowed, lost, self._lost_weights)
         run_objects.upload_missing(files, policy)
@@ -101,10 +101,10 @@ class Trainer(Service):
         if setup.trainer.lora is not None and first is not None:
             files.folder.note_base(Base(first, first_digest))
             whole = first
-        renderer = ChatRenderer(load_tokenizer(whole), setup.model)
+        renderer = ChatRenderer(load_tokenizer(whole), setup.model, end_tokens(whole))
         tokenizer = renderer.tokenizer
         self._prepare_adopted_rows(files, context_length(whole), renderer)
-        if self.stopping:  # rows without tokens may remain, and what follows needs the tokens of all
+        if self.stopping:  # rows without tokens may remain, and the rest needs the tokens of all
             return
         self._length = run_length(self.database, self.run, setup, policy.step)
         learner = lead_follow.LearnerSetup(
@@ -125,11 +125,11 @@ class Trainer(Service):
         self._begin(files, tokenizer, policy)
 
     def serve(self) -> None:
-        """Work as every role does. If it is told to stop while it waits for the object store, end at once."""
+        """Run like every role. If it should stop while it waits for the object store, end immediately."""
         try:
             super().serve()
         except GivenUp as error:
-            logger.warning("%s Nothing more was asked of the object store, as the trainer is to stop.", error)
+            logger.warning("%s No more requests were sent to the object store, as the trainer stops.", error)
 
     def work(self) -> bool:
         """Take one step. Return False if no batch can be drawn now, or if the run has ended."""
@@ -157,7 +157,7 @@ class Trainer(Service):
             self._publisher.publish_rest()
 
     def _begin(self, files: run_files.RunFiles, tokenizer: Any, policy: policies.PolicyVersion) -> None:
-        """Begin to work with a new learner, which goes on from the checkpoint of a version."""
+        """Start working with a new learner, which continues from the checkpoint of a version."""
         setup = self._setup
         self._files = files
         self._publisher = Publisher(
@@ -185,7 +185,7 @@ class Trainer(Service):
         self._waiting_since = time.monotonic()
 
     def _begin_broadcasts(self) -> None:
-        """Let explorers know where they can ask for versions, if the configuration says so."""
+        """Announce the address of version broadcasts to explorers, if configured."""
         address = self._setup.trainer.broadcast
         if address is None or not self._setup.is_online:
             return
@@ -194,7 +194,7 @@ class Trainer(Service):
             workers.record_broadcast(tx, self.worker_id, self._broadcasts.address)
 
     def _prepare_adopted_rows(self, files: run_files.RunFiles, context: int, renderer: ChatRenderer) -> None:
-        """Give adopted rows their tokens and, if the reference is precomputed, its scores."""
+        """Tokenise adopted rows and, if the reference is precomputed, score them with it."""
         setup = self._setup
         if setup.expert_rows or not setup.is_online:
             limit = min(setup.trainer.max_length or sys.maxsize, context)
@@ -225,14 +225,14 @@ class Trainer(Service):
         return lead_follow.lead_scores(setup, self._ranks, lambda: self.stopping)
 
     def _is_at_last_step(self) -> bool:
-        """Whether trainer.steps or a part of a pass are done. An offline run without ends with its rows."""
+        """Whether trainer.steps or a partial pass are done. An offline run without ends with its rows."""
         return self._length.is_last and self._learner.steps_done >= self._length.steps
 
     def _work(self) -> bool:
         self._ranks.check()
         if self._is_at_last_step():
             return False
-        # All come before a step, not after it. So they are tried again if the database was away.
+        # All come before a step, not after it, so that they are retried if the database was unreachable.
         self._publisher.record_checkpoint_if_written()
         self._publisher.check_room()
         if self._publisher.is_due():
@@ -244,15 +244,15 @@ class Trainer(Service):
             if not self._held_out.evaluate():
                 return True
             self._waiting_since = time.monotonic()
-        with self._hold.lock:  # so that no version is recorded between the limit and the draw
-            draw, was_writing = self._next_draw(), self._publisher.is_writing
+        with self._hold.lock:  # so that no version is recorded while the draw counts staleness
+            draw = self._next_draw()
             with self.database.transaction() as tx:
                 batch = self._draw(tx, draw)
         if batch is None:
-            if was_writing:  # then the limit was stricter
+            if draw.versions_ahead:  # once the version is recorded, explorers may start more groups
                 self._publisher.record()
                 return True
-            with suppress(GivenUp):  # the next start mends it
+            with suppress(GivenUp):  # the next start repeats it
                 run_objects.upload_broken(self._files)
             self._is_exhausted = not self._setup.is_online
             return False
@@ -262,9 +262,9 @@ class Trainer(Service):
             with self.database.transaction() as tx:
                 batches.reopen_leased(tx, draw)
             if isinstance(error, NonFiniteLoss):
-                self.release()  # the steps before are good, and the next start need not repeat them
+                self.release()  # the previous steps are valid, and the next start need not repeat them
                 raise
-            logger.info("step %d was abandoned; its rows are given back", batch.step)
+            logger.info("step %d was abandoned; its rows are released", batch.step)
             return True
         self._publisher.record()
         self._publisher.record_checkpoint_if_written()
@@ -274,7 +274,7 @@ class Trainer(Service):
         return True
 
     def _finish(self) -> bool:
-        """Publish what is left, and finish the run. Return False if a stop ended the evaluation before it."""
+        """Publish the rest, and finish the run. Return False if a stop ended the evaluation before."""
         self.release()
         if not self._held_out.evaluate():
             return False
@@ -287,14 +287,15 @@ class Trainer(Service):
         return True
 
     def _go_back(self) -> None:
-        """Start again from what the store still knows: the server has lost steps that the weights contain.
+        """Restart from the state of the store: the server has lost steps that the weights contain.
 
-        Call it after `except`, not within: as long as an error is handled, its traceback keeps the learner.
+        Call it after `except`, not within: while an error is handled, its traceback keeps the learner in
+        memory.
         """
         if self._lost_weights is None:
             self._lost_weights = lost_versions.Weights(self._learner.steps_done, self._rows)
         self._publisher.abandon()
-        logger.warning("the store names another last step or version than it did before: going back")
+        logger.warning("the store has another last step or version than before: restarting from its state")
         self._has_begun = False
         del self._learner, self._publisher, self._held_out  # so that memory never holds two learners
         self.database.retry(self.start, give_up=lambda: self.stopping)
@@ -311,6 +312,7 @@ class Trainer(Service):
             setup.expert_rows,
             setup.expert_shares,
             self._hold.mark,
+            versions_ahead=int(self._publisher.is_writing),
         )
 
     def _draw(self, tx: Transaction, draw: batches.Draw) -> batches.Batch | None:
@@ -320,18 +322,17 @@ class Trainer(Service):
                 if not self._setup.is_online:
                     return draws.draw_adopted_groups(tx, draw, algorithm.advantages, algorithm.compares)
                 return draws.draw_groups(
-                    tx, draw, self._staleness_limit, algorithm.advantages, self._sampler, algorithm.compares
+                    tx,
+                    draw,
+                    self._setup.max_staleness,
+                    algorithm.advantages,
+                    self._sampler,
+                    algorithm.compares,
                 )
             case "pairs":
                 return draws.draw_pairs(tx, draw)
             case "rows" | "labels":
                 return draws.draw_rows(tx, draw)
-
-    @property
-    def _staleness_limit(self) -> int | None:
-        """The limit for a draw. The version that is being written counts as if it were published already."""
-        limit = self._setup.max_staleness
-        return limit - 1 if limit and self._publisher.is_writing else limit
 
     def _train_on(self, batch: batches.Batch) -> dict[str, float]:
         waited = time.monotonic() - self._waiting_since

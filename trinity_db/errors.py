@@ -1,26 +1,26 @@
-"""What can go wrong, as a small tree.
+"""Exception hierarchy.
 
-    TrinityError              one line for the user: what is wrong and what to do
+    TrinityError              one line for the user: the problem and its remedy
     ├── ConfigError           a configuration or a command's arguments are wrong
-    │   └── WrongSelect       a role's SELECT fails, or yields what it must not
+    │   └── WrongSelect       a role's SELECT fails, or returns invalid rows
     ├── ImportFileError       a file to import cannot be read at all
-    ├── DiskFull              the trainer has saved its steps, and the disk has no room for more
+    ├── DiskFull              the trainer has saved its steps and the disk is full
     ├── MissingExtra          the command needs an optional part of the installation
-    ├── NotFound              a run, row or file that was named does not exist
-    ├── SchemaMismatch        the database's schema is not the one this code knows
-    │   └── StoreUpgraded     it was, until an upgrade came; a role makes room
-    ├── DatabaseUnavailable   no database answers, or it asks to try again; a role does
+    ├── NotFound              a named run, row or file does not exist
+    ├── SchemaMismatch        the database's schema has another version than this code
+    │   └── StoreUpgraded     the store is being upgraded; roles exit and restart
+    ├── DatabaseUnavailable   no database answers, or it asks for a retry; roles retry
     └── LeaseLost             another worker took over
 
-The command line prints the message of a TrinityError and exits with 1. A role that has a supervisor exits
-with `service.GIVES_UP` after a WrongSelect or a DiskFull. Anything else is a bug and keeps its traceback.
-Errors of one part stand there, below this tree: PromptTooLong and UntokenizableText in `prompts`,
+The command line prints the message of a TrinityError and exits with 1. A role with a supervisor exits with
+`service.GIVES_UP` after a WrongSelect or a DiskFull. Any other exception is a bug and keeps its traceback.
+Subclasses for a single module are defined there: PromptTooLong and UntokenizableText in `prompts`,
 NonFiniteLoss in `trainer.step`.
 """
 
 
 class TrinityError(Exception):
-    """Something the user can mend; the message says how, in one line."""
+    """A problem that the user can fix; the message is one line with the remedy."""
 
 
 class ConfigError(TrinityError, ValueError):
@@ -28,11 +28,11 @@ class ConfigError(TrinityError, ValueError):
 
 
 class WrongSelect(ConfigError):
-    """A SELECT of the configuration fails, or yields what it must not. Its role would end again."""
+    """A SELECT of the configuration fails, or returns invalid rows. Restarting the role does not help."""
 
 
 class DiskFull(TrinityError):
-    """The disk has no room for further versions and checkpoints. The trainer would stop again."""
+    """The disk is full for further versions and checkpoints. Restarting the trainer does not help."""
 
 
 class ImportFileError(TrinityError):
@@ -49,7 +49,7 @@ class MissingExtra(TrinityError):
 
 
 class NotFound(TrinityError):
-    """Something that was named does not exist."""
+    """Something named does not exist."""
 
 
 class SchemaMismatch(TrinityError):
@@ -57,13 +57,13 @@ class SchemaMismatch(TrinityError):
 
 
 class StoreUpgraded(SchemaMismatch):
-    """The store is being upgraded, or was, while this process worked. A role ends, and starts again."""
+    """The store is being upgraded, or was, while this process ran. Roles exit and restart."""
 
 
 class DatabaseUnavailable(TrinityError):
-    """No database answers, or it ended the transaction and asks to try again (as after a deadlock).
+    """No database answers, or it aborted the transaction and asks for a retry (for example after a deadlock).
 
-    It passes by itself: a role waits and tries again. What does not, as a full disk, is a TrinityError.
+    Transient: a role waits and retries. Permanent problems, such as a full disk, are TrinityErrors.
     """
 
 

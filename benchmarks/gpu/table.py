@@ -1,39 +1,36 @@
-"""Writes the measurements to `build/gpu.json` and `build/gpu.md`, and prints them."""
+"""Write the measurements to `build/gpu.json` and `build/gpu.md`."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from benchmarks import report
-from benchmarks.gpu.speed import Row
+from benchmarks.gpu.measurement import Row
 from benchmarks.peer import ROOT
 
 PLACE = ROOT / "build"
 
 
 def write(facts: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """Write both files, and print the table."""
+    """Replace both files."""
     PLACE.mkdir(exist_ok=True)
-    told = {"facts": dict(facts), "rows": [asdict(row) for row in rows]}
-    (PLACE / "gpu.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    text = markdown(facts, rows)
-    (PLACE / "gpu.md").write_text(text, encoding="utf-8")
-    print(text)
+    content = {"facts": dict(facts), "rows": [asdict(row) for row in rows]}
+    (PLACE / "gpu.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (PLACE / "gpu.md").write_text(markdown(facts, rows), encoding="utf-8")
 
 
 def markdown(facts: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """A column for each number that any row has."""
+    """Format a table per stage, with a column for each figure."""
+    tables = [f"## {stage}\n\n{_table(list(own))}" for stage, own in groupby(rows, lambda row: row.stage)]
+    return "\n".join([*tables, report.facts_line(facts)])
+
+
+def _table(rows: Sequence[Row]) -> str:
     units = list(dict.fromkeys(unit for row in rows for unit in row.measured))
     lines = [
-        (
-            row.size,
-            row.what,
-            row.who,
-            *(report.number(row.measured.get(unit)) for unit in units),
-            row.note,
-        )
+        (row.size, row.what, row.who, *(report.number(row.measured.get(unit)) for unit in units), row.note)
         for row in rows
     ]
-    head = ("size", "what", "who", *units, "note")
-    return f"{report.table(head, lines)}\n{report.facts_line(facts)}"
+    return report.table(("size", "what", "who", *units, "note"), lines)

@@ -1,4 +1,4 @@
-"""How a peer's script is asked, and answers: `python -m benchmarks.peers.NAME SPECIFICATION`.
+"""Protocol of the peers' scripts: `python -m benchmarks.peers.NAME SPECIFICATION`.
 
 The specification is a JSON object: `operation`, `repetitions`, `scratch` (an empty folder), and by operation
 
@@ -6,13 +6,12 @@ The specification is a JSON object: `operation`, `repetitions`, `scratch` (an em
     draw    rows (stored), size, order (fifo, newest, uniform, prioritized), max_staleness (or null),
             draws (of one repetition), url
     claims  rows, consumers, size (of one claim), url
-    loop    rows (tasks), runners, turns (spans a task), size (of a collected batch)
     train   algorithm (grpo, dpo), model (its folder), vocabulary, rows, micro_batch_size, steps; device (cpu
-            if it is not named) and settings (of our trainer; those that a peer has are set in it too)
+            by default) and settings (of our trainer, if the peer supports them)
     addition  model (its folder), tasks, steps (at most), goal (mean reward), seed, start (seconds since 1970)
 
-The answer is one line of JSON on stdout: `who`, `note`, and `repetitions` as `benchmarks.peer.Answer` says,
-empty where the peer cannot do it. Whatever libraries print goes to stderr.
+The answer is one line of JSON on stdout: `who`, `note`, and `repetitions` as in `benchmarks.peer.Answer`,
+empty if the peer does not support the operation. Output of libraries goes to stderr.
 """
 
 import json
@@ -20,9 +19,9 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import data
@@ -32,47 +31,35 @@ Repetitions = list[dict[str, Any]]
 
 
 class Unsupported(Exception):
-    """The peer has no way to do this; the message says why."""
+    """The peer does not support the operation; the message gives the reason."""
 
 
 def main(
     name: str,
     package: str,
     operations: dict[str, Callable[[Specification], Repetitions]],
-    note: str,
-    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Do what the command line asks, and answer; with a note for all operations and one for some."""
+    """Run the operation named on the command line and print the answer."""
     answer_to = os.dup(1)
     os.dup2(2, 1)
-    asked = Specification(**json.loads(sys.argv[1]))
+    specification = Specification(**json.loads(sys.argv[1]))
     try:
-        if asked.operation not in operations:
-            raise Unsupported(f"has no {asked.operation}")
-        repetitions = operations[asked.operation](asked)
-        note = "; ".join(filter(None, (note, notes.get(asked.operation))))
+        if specification.operation not in operations:
+            raise Unsupported(f"no operation {specification.operation}")
+        repetitions, note = operations[specification.operation](specification), ""
     except Unsupported as reason:
-        repetitions, note = [], f"cannot: {reason}"
+        repetitions, note = [], f"unsupported: {reason}"
     answer = {"who": f"{name} {version(package)}", "repetitions": repetitions, "note": note}
     os.write(answer_to, (json.dumps(answer) + "\n").encode())
 
 
 def chunks(rows: list[data.Experience], size: int) -> list[list[data.Experience]]:
-    """Rows in the portions in which they are written."""
+    """Split rows into commits."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def raw_bytes(rows: Iterable[data.Experience]) -> int:
-    return sum(row.raw_bytes for row in rows)
-
-
-def written(seconds: float, rows: list[data.Experience]) -> dict[str, Any]:
-    """One repetition of ingest."""
-    return {"seconds": seconds, "rows": len(rows), "bytes": raw_bytes(rows)}
-
-
 def timed(draw: Callable[[], Any], draws: int) -> dict[str, Any]:
-    """One repetition of draws, in seconds each; one before them is not counted."""
+    """Time draws after a warm-up. Return one repetition."""
     draw()
     latencies = []
     for _ in range(draws):
@@ -83,17 +70,13 @@ def timed(draw: Callable[[], Any], draws: int) -> dict[str, Any]:
 
 
 def claimed(seconds: float, rows: int, keys: Iterable[Any]) -> dict[str, Any]:
-    """One repetition of claims: how many rows came twice, and how many never."""
+    """Return one repetition of claims with the numbers of doubled and lost rows."""
     counts = Counter(keys)
     twice = sum(count - 1 for count in counts.values())
     return {"seconds": seconds, "rows": rows, "duplicates": twice, "lost": rows - len(counts)}
 
 
 def each_part(specification: Specification) -> list[tuple[int, int]]:
-    """For each writer the rows it writes and the first of its groups."""
+    """Return the number of rows and the first group of each writer."""
     share = specification.rows // specification.writers
     return [(share, writer * share // data.GROUP_SIZE) for writer in range(specification.writers)]
-
-
-def all_parts(specification: Specification) -> list[data.Experience]:
-    return data.rows(specification.rows)

@@ -1,7 +1,7 @@
-"""Reverb: a server in a process of its own that keeps everything in memory, and its writers and clients.
+"""Reverb: an in-memory server in its own process, with writers and clients.
 
-A row is an item of one step. Its writer of sequences (`Client.writer`) takes arrays of any length; the newer
-`trajectory_writer` wants one length, and is slower here even so. Texts are bytes.
+A row is an item of one step. `Client.writer` accepts arrays of any length; the newer `trajectory_writer`
+requires one length and is slower here. Texts are bytes.
 """
 
 import os
@@ -20,19 +20,18 @@ from benchmarks import data
 from benchmarks.peers import frame
 from benchmarks.processes import at_once, elapsed
 
-NOTE = "not durable (in memory); rows of 8 or 64 are one flush"
 TABLE = "rows"
 READY_SECONDS = 120
 
 
-def ingest(asked: frame.Specification) -> frame.Repetitions:
-    found = []
-    for _ in range(asked.repetitions):
-        with server("uniform", asked.rows) as address:
-            parts = [(address, *part, asked.rows_a_commit) for part in frame.each_part(asked)]
+def ingest(specification: frame.Specification) -> frame.Repetitions:
+    repetitions = []
+    for _ in range(specification.repetitions):
+        with server("uniform", specification.rows) as address:
+            parts = [(address, *part, specification.rows_a_commit) for part in frame.each_part(specification)]
             outcomes = at_once(prepare_writer, parts)
-        found.append(frame.written(elapsed(outcomes), frame.all_parts(asked)))
-    return found
+        repetitions.append({"seconds": elapsed(outcomes), "rows": specification.rows})
+    return repetitions
 
 
 def prepare_writer(part: tuple[str, int, int, int]) -> Any:
@@ -49,28 +48,30 @@ def prepare_writer(part: tuple[str, int, int, int]) -> Any:
     return write
 
 
-def draw(asked: frame.Specification) -> frame.Repetitions:
-    if asked.max_staleness is not None:
-        raise frame.Unsupported("it knows no versions")
-    with server(asked.order, asked.rows) as address:
-        client = fill(address, asked.rows)
+def draw(specification: frame.Specification) -> frame.Repetitions:
+    if specification.max_staleness is not None:
+        raise frame.Unsupported("no policy versions")
+    with server(specification.order, specification.rows) as address:
+        client = fill(address, specification.rows)
 
         def once() -> list[Any]:
-            return [steps[0].data for steps in client.sample(TABLE, asked.size)]
+            return [steps[0].data for steps in client.sample(TABLE, specification.size)]
 
-        return [frame.timed(once, asked.draws) for _ in range(asked.repetitions)]
+        return [frame.timed(once, specification.draws) for _ in range(specification.repetitions)]
 
 
-def claims(asked: frame.Specification) -> frame.Repetitions:
-    found = []
-    for _ in range(asked.repetitions):
-        with server("fifo", asked.rows, max_times_sampled=1) as address:
-            fill(address, asked.rows)
-            quota = asked.rows // asked.consumers // asked.size
-            outcomes = at_once(prepare_consumer, [(address, asked.size, quota)] * asked.consumers)
+def claims(specification: frame.Specification) -> frame.Repetitions:
+    repetitions = []
+    for _ in range(specification.repetitions):
+        with server("fifo", specification.rows, max_times_sampled=1) as address:
+            fill(address, specification.rows)
+            quota = specification.rows // specification.consumers // specification.size
+            outcomes = at_once(
+                prepare_consumer, [(address, specification.size, quota)] * specification.consumers
+            )
         keys = [key for outcome in outcomes for key in outcome.value]
-        found.append(frame.claimed(elapsed(outcomes), asked.rows, keys))
-    return found
+        repetitions.append(frame.claimed(elapsed(outcomes), specification.rows, keys))
+    return repetitions
 
 
 def prepare_consumer(part: tuple[str, int, int]) -> Any:
@@ -89,7 +90,7 @@ def prepare_consumer(part: tuple[str, int, int]) -> Any:
 
 @contextmanager
 def server(order: str, rows: int, max_times_sampled: int = 0) -> Any:
-    """The address of a server with one table."""
+    """Run a server with one table. Yields its address."""
     with socket.socket() as unused:
         unused.bind(("localhost", 0))
         port = unused.getsockname()[1]
@@ -133,7 +134,7 @@ def fill(address: str, rows: int) -> reverb.Client:
 
 
 def append(writer: Any, rows: list[data.Experience]) -> None:
-    """Write rows, and wait until the server has them."""
+    """Write rows and wait until the server has stored them."""
     for row in rows:
         writer.append(
             [
@@ -152,4 +153,4 @@ def append(writer: Any, rows: list[data.Experience]) -> None:
 
 
 if __name__ == "__main__":
-    frame.main("Reverb", "dm-reverb", {"ingest": ingest, "draw": draw, "claims": claims}, NOTE)
+    frame.main("Reverb", "dm-reverb", {"ingest": ingest, "draw": draw, "claims": claims})

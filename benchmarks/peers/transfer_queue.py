@@ -1,7 +1,7 @@
-"""TransferQueue: a controller and two storage units as Ray actors on this machine, and clients of theirs.
+"""TransferQueue: a controller and two storage units as Ray actors on this machine, with clients.
 
-Rows have arrays of their own length, as jagged tensors; texts travel as they are. Its sequential sampler
-hands each row out once, in order.
+Arrays of different lengths are jagged tensors; texts are not converted. The sequential sampler returns each
+row once, in order.
 """
 
 import os
@@ -21,23 +21,25 @@ from benchmarks import data
 from benchmarks.peers import frame
 from benchmarks.processes import at_once, elapsed
 
-NOTE = "not durable (in memory); on a Ray cluster of this machine"
 FIELDS = ["key", "token_ids", "action_mask", "logprobs", "prompt", "response", "reward", "version"]
 TASK = "train"
-OBJECT_STORE_BYTES = 1 << 30  # its simple storage does not use it
+OBJECT_STORE_BYTES = 1 << 30  # not used by its simple storage
 EMPTY_SECONDS = 0.01
 
 
-def ingest(asked: frame.Specification) -> frame.Repetitions:
-    found = []
+def ingest(specification: frame.Specification) -> frame.Repetitions:
+    repetitions = []
     with cluster() as address:
-        for repetition in range(asked.repetitions):
+        for repetition in range(specification.repetitions):
             parts = [
-                (address, f"{repetition}", *part, asked.rows_a_commit) for part in frame.each_part(asked)
+                (address, f"{repetition}", *part, specification.rows_a_commit)
+                for part in frame.each_part(specification)
             ]
-            found.append(frame.written(elapsed(at_once(prepare_writer, parts)), frame.all_parts(asked)))
+            repetitions.append(
+                {"seconds": elapsed(at_once(prepare_writer, parts)), "rows": specification.rows}
+            )
             transfer_queue.get_client().clear_partition(f"{repetition}")
-    return found
+    return repetitions
 
 
 def prepare_writer(part: tuple[str, str, int, int, int]) -> Any:
@@ -52,38 +54,42 @@ def prepare_writer(part: tuple[str, str, int, int, int]) -> Any:
     return write
 
 
-def draw(asked: frame.Specification) -> frame.Repetitions:
-    if asked.order != "fifo":
-        raise frame.Unsupported("its samplers go through the rows in order")
-    if asked.max_staleness is not None:
-        raise frame.Unsupported("it knows no versions")
+def draw(specification: frame.Specification) -> frame.Repetitions:
+    if specification.order != "fifo":
+        raise frame.Unsupported("its samplers only go through rows in order")
+    if specification.max_staleness is not None:
+        raise frame.Unsupported("no policy versions")
     with cluster():
         client = transfer_queue.get_client()
-        fill("rows", asked.rows)
+        fill("rows", specification.rows)
 
         def once() -> list[Any]:
-            drawn = take(client, "rows", asked.size)
+            drawn = take(client, "rows", specification.size)
             return [[row.numpy() for row in drawn[name].unbind()] for name in FIELDS[1:4]]
 
-        found = []
-        for _ in range(asked.repetitions):
-            found.append(frame.timed(once, min(asked.draws, asked.rows // asked.size - 1)))
+        repetitions = []
+        for _ in range(specification.repetitions):
+            repetitions.append(
+                frame.timed(once, min(specification.draws, specification.rows // specification.size - 1))
+            )
             client.reset_consumption("rows", TASK)
-        return found
+        return repetitions
 
 
-def claims(asked: frame.Specification) -> frame.Repetitions:
-    found = []
+def claims(specification: frame.Specification) -> frame.Repetitions:
+    repetitions = []
     with cluster() as address:
-        for repetition in range(asked.repetitions):
+        for repetition in range(specification.repetitions):
             partition = f"{repetition}"
-            fill(partition, asked.rows)
-            quota = asked.rows // asked.consumers // asked.size
-            outcomes = at_once(prepare_consumer, [(address, partition, asked.size, quota)] * asked.consumers)
+            fill(partition, specification.rows)
+            quota = specification.rows // specification.consumers // specification.size
+            outcomes = at_once(
+                prepare_consumer, [(address, partition, specification.size, quota)] * specification.consumers
+            )
             keys = [key for outcome in outcomes for key in outcome.value]
-            found.append(frame.claimed(elapsed(outcomes), asked.rows, keys))
+            repetitions.append(frame.claimed(elapsed(outcomes), specification.rows, keys))
             transfer_queue.get_client().clear_partition(partition)
-    return found
+    return repetitions
 
 
 def prepare_consumer(part: tuple[str, str, int, int]) -> Any:
@@ -102,7 +108,7 @@ def prepare_consumer(part: tuple[str, str, int, int]) -> Any:
 
 
 def take(client: Any, partition: str, size: int) -> TensorDict:
-    """Rows that this task has not taken yet; waits until there are so many."""
+    """Return rows that this task has not taken yet; wait until there are enough."""
     while True:
         meta = client.get_meta(FIELDS, size, partition, task_name=TASK)
         if meta.size:
@@ -111,7 +117,7 @@ def take(client: Any, partition: str, size: int) -> TensorDict:
 
 
 def put(partition: str, rows: list[data.Experience]) -> None:
-    """Write rows, and wait until they are stored."""
+    """Write rows and wait until they are stored."""
     fields = TensorDict(
         {
             "key": torch.tensor([row.key for row in rows]),
@@ -140,7 +146,7 @@ def fill(partition: str, rows: int) -> None:
 
 @contextmanager
 def cluster() -> Any:
-    """The address of a new Ray cluster with a queue; this process is its first client."""
+    """Start a Ray cluster with a queue and connect this process. Yields its address."""
     context = ray.init(
         num_cpus=8, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False
     )
@@ -159,4 +165,4 @@ def connect(address: str) -> None:
 
 if __name__ == "__main__":
     operations = {"ingest": ingest, "draw": draw, "claims": claims}
-    frame.main("TransferQueue", "TransferQueue", operations, NOTE)
+    frame.main("TransferQueue", "TransferQueue", operations)

@@ -1,7 +1,7 @@
-"""Trinity-RFT's SQL storage on the same PostgreSQL, by its own writer and reader, without Ray actors.
+"""Trinity-RFT's SQL storage on the same PostgreSQL, with its writer and reader and without Ray actors.
 
-Its actors would add the pickling of every row; `wrap_in_ray=False` is its own switch. Its reader of
-experiences takes the newest that were not consumed, `SFT` data is read in order; it has no random order.
+Actors would pickle every row; `wrap_in_ray=False` disables them. The reader of experiences returns the newest
+that were not consumed, the reader of `sft` data the oldest; neither has a random order.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ import time
 from types import ModuleType
 from typing import Any
 
-os.environ["TRINITY_LOG_LEVEL"] = "WARNING"  # one line a write otherwise
-datasets = ModuleType("datasets")  # named in a signature only, and large
+os.environ["TRINITY_LOG_LEVEL"] = "WARNING"  # else it logs each write
+datasets = ModuleType("datasets")  # large, and only used in a signature
 datasets.Dataset = object
 sys.modules["datasets"] = datasets
 
@@ -26,17 +26,18 @@ from benchmarks import data  # noqa: E402
 from benchmarks.peers import frame  # noqa: E402
 from benchmarks.processes import at_once, elapsed  # noqa: E402
 
-NOTE = "durable, on the same PostgreSQL server; without Ray actors; MB/s of raw bytes"
 SCHEMAS = {"newest": "experience", "fifo": "sft"}
 
 
-def ingest(asked: frame.Specification) -> frame.Repetitions:
-    create(asked.url, "rows")
-    found = []
-    for _ in range(asked.repetitions):
-        parts = [(asked.url, *part, asked.rows_a_commit) for part in frame.each_part(asked)]
-        found.append(frame.written(elapsed(at_once(prepare_writer, parts)), frame.all_parts(asked)))
-    return found
+def ingest(specification: frame.Specification) -> frame.Repetitions:
+    create(specification.url, "rows")
+    repetitions = []
+    for _ in range(specification.repetitions):
+        parts = [
+            (specification.url, *part, specification.rows_a_commit) for part in frame.each_part(specification)
+        ]
+        repetitions.append({"seconds": elapsed(at_once(prepare_writer, parts)), "rows": specification.rows})
+    return repetitions
 
 
 def prepare_writer(part: tuple[str, int, int, int]) -> Any:
@@ -53,35 +54,41 @@ def prepare_writer(part: tuple[str, int, int, int]) -> Any:
     return lambda: loop.run_until_complete(write())
 
 
-def draw(asked: frame.Specification) -> frame.Repetitions:
-    if asked.order not in SCHEMAS:
-        raise frame.Unsupported("its SQL reader has two orders: oldest first and newest first")
-    if asked.max_staleness is not None and asked.order == "fifo":
-        raise frame.Unsupported("its reader in order takes no limit of staleness")
-    storage = config(asked.url, "rows", SCHEMAS[asked.order])
+def draw(specification: frame.Specification) -> frame.Repetitions:
+    if specification.order not in SCHEMAS:
+        raise frame.Unsupported("its SQL reader only has the orders oldest first and newest first")
+    if specification.max_staleness is not None and specification.order == "fifo":
+        raise frame.Unsupported("its reader of oldest rows has no limit of staleness")
+    storage = config(specification.url, "rows", SCHEMAS[specification.order])
     loop = asyncio.new_event_loop()
-    fill(loop, storage, asked.rows)
+    fill(loop, storage, specification.rows)
     reader = SQLReader(storage)
-    newest = asked.rows // data.GROUP_SIZE // data.GROUPS_PER_VERSION
-    limit = {} if asked.max_staleness is None else {"min_model_version": newest - asked.max_staleness}
+    newest = specification.rows // data.GROUP_SIZE // data.GROUPS_PER_VERSION
+    limit = (
+        {}
+        if specification.max_staleness is None
+        else {"min_model_version": newest - specification.max_staleness}
+    )
 
     def once() -> list[Any]:
-        rows = loop.run_until_complete(reader.read(asked.size, **limit))
+        rows = loop.run_until_complete(reader.read(specification.size, **limit))
         return [(row.tokens.numpy(), row.logprobs.numpy(), row.action_mask.numpy()) for row in rows]
 
-    return [frame.timed(once, asked.draws) for _ in range(asked.repetitions)]
+    return [frame.timed(once, specification.draws) for _ in range(specification.repetitions)]
 
 
-def claims(asked: frame.Specification) -> frame.Repetitions:
-    found = []
-    for repetition in range(asked.repetitions):
+def claims(specification: frame.Specification) -> frame.Repetitions:
+    repetitions = []
+    for repetition in range(specification.repetitions):
         name = f"rows{repetition}"
-        fill(asyncio.new_event_loop(), config(asked.url, name), asked.rows)
-        quota = asked.rows // asked.consumers // asked.size
-        outcomes = at_once(prepare_consumer, [(asked.url, name, asked.size, quota)] * asked.consumers)
+        fill(asyncio.new_event_loop(), config(specification.url, name), specification.rows)
+        quota = specification.rows // specification.consumers // specification.size
+        outcomes = at_once(
+            prepare_consumer, [(specification.url, name, specification.size, quota)] * specification.consumers
+        )
         keys = [key for outcome in outcomes for key in outcome.value]
-        found.append(frame.claimed(elapsed(outcomes), asked.rows, keys))
-    return found
+        repetitions.append(frame.claimed(elapsed(outcomes), specification.rows, keys))
+    return repetitions
 
 
 def prepare_consumer(part: tuple[str, str, int, int]) -> Any:
@@ -95,7 +102,7 @@ def prepare_consumer(part: tuple[str, str, int, int]) -> Any:
         for _ in range(quota):
             try:
                 keys += [(row.eid.task, row.eid.run) for row in await reader.read(size)]
-            except StopAsyncIteration:  # it waited in vain: others took what was left, or it was lost
+            except StopAsyncIteration:  # timed out: other consumers took the rest, or rows were lost
                 break
         return keys
 
@@ -116,7 +123,7 @@ def config(url: str, name: str, schema: str = "experience") -> StorageConfig:
 
 
 def create(url: str, name: str) -> None:
-    """Make the tables, so that writers do not do it at once."""
+    """Create the tables, so that writers do not do so concurrently."""
     asyncio.run(SQLWriter(config(url, name)).acquire())
 
 
@@ -127,7 +134,7 @@ def fill(loop: asyncio.AbstractEventLoop, storage: StorageConfig, rows: int) -> 
 
 
 def experience(row: data.Experience) -> Experience:
-    """A row as its explorers make one; the mask covers the response."""
+    """Convert a row; the mask covers the response."""
     return Experience(
         eid=EID(task=row.group, run=row.member, suffix=str(time.monotonic_ns())),
         tokens=torch.tensor(row.token_ids),
@@ -142,4 +149,4 @@ def experience(row: data.Experience) -> Experience:
 
 
 if __name__ == "__main__":
-    frame.main("Trinity-RFT", "trinity-rft", {"ingest": ingest, "draw": draw, "claims": claims}, NOTE)
+    frame.main("Trinity-RFT", "trinity-rft", {"ingest": ingest, "draw": draw, "claims": claims})

@@ -1,9 +1,10 @@
-"""TRL's GRPO and DPO trainers on the CPU, with a model and rows that are given, in `.venv-peers`.
+"""TRL's trainers in `.venv-peers`: steps of GRPO and DPO with a given model and rows, and a run of GRPO.
 
-Sampling is left out: the GRPO trainer is handed stored rows, padded as it pads what it samples.
+For single steps the GRPO trainer gets stored rows instead of sampling, with its own padding.
 """
 
 import os
+import re
 import time
 from typing import Any
 
@@ -18,11 +19,11 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 from benchmarks import trained
 from benchmarks.peers import frame
 
-NOTE = "its defaults; on a CPU but for bf16 and gradient checkpointing: float32, none"
+GROUP_SIZE, BATCH_SIZE, MICRO_BATCH_SIZE = 8, 64, 8  # of a run
 
 
 class _Clock(TrainerCallback):
-    """Seconds of each optimizer step, from the end of the one before; the first is not counted."""
+    """Seconds between the ends of optimizer steps."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -34,16 +35,34 @@ class _Clock(TrainerCallback):
         self.loaded = trained.resident_megabytes(self._device)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        if self._device == "cuda":
-            torch.cuda.synchronize()
+        trained.synchronize(self._device)
         now = time.perf_counter()
         if self._last:
             self.seconds.append(now - self._last)
         self._last = now
 
 
+class _Steps(TrainerCallback):
+    """Record the end and the mean reward of each step; end the run at the goal."""
+
+    def __init__(self, goal: float) -> None:
+        self.goal = goal
+        self.ends: list[float] = []
+        self.rewards: list[float] = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.ends.append(time.time())
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        if logs and "reward" in logs:
+            self.rewards.append(float(logs["reward"]))
+            control.should_training_stop = self.rewards[-1] >= self.goal
+
+
 class _StoredGrpo(GRPOTrainer):
-    """Its steps are on the same rows each time, in place of what it would sample."""
+    """Trainer that uses the same stored rows in each step."""
 
     stored: trained.Batch
 
@@ -51,17 +70,18 @@ class _StoredGrpo(GRPOTrainer):
         rows = self.stored.rows
         prompts = [row.token_ids[: row.prompt_tokens].astype(np.int64) for row in rows]
         completions = [row.token_ids[row.prompt_tokens :].astype(np.int64) for row in rows]
-        prompt_ids, prompt_mask = _padded(prompts, left=True)
-        completion_ids, completion_mask = _padded(completions, left=False)
-        return {
+        prompt_ids, prompt_mask = trained.padded(prompts, left=True)
+        completion_ids, completion_mask = trained.padded(completions, left=False)
+        columns = {
             "prompt_ids": prompt_ids,
             "prompt_mask": prompt_mask,
             "completion_ids": completion_ids,
             "completion_mask": completion_mask,
             "advantages": torch.from_numpy(self.stored.advantages).float(),
-            "old_per_token_logps": _padded([row.logprobs for row in rows], left=False)[0],
+            "old_per_token_logps": trained.padded([row.logprobs for row in rows], left=False)[0],
             "num_items_in_batch": completion_mask.sum(),
         }
+        return {name: column.to(self.accelerator.device) for name, column in columns.items()}
 
 
 class _TokenisedDpo(DPOTrainer):
@@ -69,12 +89,12 @@ class _TokenisedDpo(DPOTrainer):
         return dataset
 
 
-def train(asked: frame.Specification) -> frame.Repetitions:
-    device = getattr(asked, "device", "cpu")
+def train(specification: frame.Specification) -> frame.Repetitions:
+    device = getattr(specification, "device", "cpu")
     if device == "cpu":
         torch.set_num_threads(1)
-    batch = trained.batch(asked.rows, asked.vocabulary)
-    trainer = (_grpo if asked.algorithm == "grpo" else _dpo)(asked, batch)
+    batch = trained.batch(specification.rows, specification.vocabulary)
+    trainer = (_grpo if specification.algorithm == "grpo" else _dpo)(specification, batch)
     clock = _Clock(device)
     trainer.add_callback(clock)
     trainer.train()
@@ -82,27 +102,68 @@ def train(asked: frame.Specification) -> frame.Repetitions:
     return [{"seconds": seconds, "tokens": batch.tokens, **memory} for seconds in clock.seconds]
 
 
-def _grpo(asked: frame.Specification, batch: trained.Batch) -> GRPOTrainer:
+def _number_match(completions: Any, answer: list[str], **_: Any) -> list[float]:
+    """Return 1 if the last number is the answer, like our `number_match`."""
+    numbers_of_completions = [re.findall(r"-?\d+", completion[0]["content"]) for completion in completions]
+    return [
+        float(bool(numbers) and int(numbers[-1]) == int(right))
+        for numbers, right in zip(numbers_of_completions, answer, strict=True)
+    ]
+
+
+def addition(specification: frame.Specification) -> frame.Repetitions:
+    """Learn the task of `benchmarks/addition.py`: sample with `generate`, then train, in turns."""
+    steps = _Steps(specification.goal)
+    arguments = _common(specification) | {
+        "max_steps": specification.steps,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+    }
+    rows = [
+        {"prompt": [{"role": "user", "content": task["prompt"]}], "answer": task["answer"]}
+        for task in specification.tasks
+    ]
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(specification.model, dtype=torch.float32),
+        reward_funcs=_number_match,
+        args=GRPOConfig(
+            per_device_train_batch_size=MICRO_BATCH_SIZE,
+            gradient_accumulation_steps=BATCH_SIZE // MICRO_BATCH_SIZE,
+            num_generations=GROUP_SIZE,
+            max_completion_length=16,
+            seed=specification.seed,
+            **arguments,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(specification.model),
+        callbacks=[steps],
+    )
+    trainer.train()
+    figures = trained.run(steps.ends, steps.rewards, specification.start, specification.goal)
+    return [figures | {"peak": trained.peak_megabytes()}]
+
+
+def _grpo(specification: frame.Specification, batch: trained.Batch) -> GRPOTrainer:
     arguments = GRPOConfig(
-        per_device_train_batch_size=asked.micro_batch_size,
-        gradient_accumulation_steps=asked.rows // asked.micro_batch_size,
+        per_device_train_batch_size=specification.micro_batch_size,
+        gradient_accumulation_steps=specification.rows // specification.micro_batch_size,
         num_generations=8,
         loss_type="dapo",
-        **_common(asked),
+        **_common(specification),
     )
     trainer = _StoredGrpo(
-        model=AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(specification.model, dtype=torch.float32),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=arguments,
-        train_dataset=Dataset.from_dict({"prompt": ["a"] * asked.rows}),
-        processing_class=AutoTokenizer.from_pretrained(asked.model),
-        **_adapter(asked),
+        train_dataset=Dataset.from_dict({"prompt": ["a"] * specification.rows}),
+        processing_class=AutoTokenizer.from_pretrained(specification.model),
+        **_adapter(specification),
     )
     trainer.stored = batch
     return trainer
 
 
-def _dpo(asked: frame.Specification, batch: trained.Batch) -> DPOTrainer:
+def _dpo(specification: frame.Specification, batch: trained.Batch) -> DPOTrainer:
     pairs = list(zip(batch.rows[0::2], batch.rows[1::2], strict=True))
     columns = {
         "prompt_ids": [chosen.token_ids[: chosen.prompt_tokens].tolist() for chosen, _ in pairs],
@@ -110,29 +171,29 @@ def _dpo(asked: frame.Specification, batch: trained.Batch) -> DPOTrainer:
         "rejected_ids": [rejected.token_ids[rejected.prompt_tokens :].tolist() for _, rejected in pairs],
     }
     arguments = DPOConfig(
-        per_device_train_batch_size=asked.micro_batch_size // 2,
-        gradient_accumulation_steps=asked.rows // asked.micro_batch_size,
+        per_device_train_batch_size=specification.micro_batch_size // 2,
+        gradient_accumulation_steps=specification.rows // specification.micro_batch_size,
         max_length=None,
-        **_common(asked),
+        **_common(specification),
     )
-    adapter = _adapter(asked)
+    adapter = _adapter(specification)
     model, reference = (
-        AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32) if wanted else None
-        for wanted in (True, not adapter)  # an adapter is compared with the model without it
+        AutoModelForCausalLM.from_pretrained(specification.model, dtype=torch.float32) if is_loaded else None
+        for is_loaded in (True, not adapter)  # with an adapter, the reference is the model without it
     )
     return _TokenisedDpo(
         model=model,
         ref_model=reference,
         args=arguments,
         train_dataset=Dataset.from_dict(columns),
-        processing_class=AutoTokenizer.from_pretrained(asked.model),
+        processing_class=AutoTokenizer.from_pretrained(specification.model),
         **adapter,
     )
 
 
-def _adapter(asked: frame.Specification) -> dict[str, Any]:
-    """The same adapter as ours, if the settings have one."""
-    if "lora" not in getattr(asked, "settings", {}):
+def _adapter(specification: frame.Specification) -> dict[str, Any]:
+    """Return the arguments of an adapter like ours, if the settings have one."""
+    if "lora" not in getattr(specification, "settings", {}):
         return {}
     from peft import LoraConfig
 
@@ -141,11 +202,11 @@ def _adapter(asked: frame.Specification) -> dict[str, Any]:
     }
 
 
-def _common(asked: frame.Specification) -> dict[str, Any]:
-    is_on_cpu = getattr(asked, "device", "cpu") == "cpu"
+def _common(specification: frame.Specification) -> dict[str, Any]:
+    is_on_cpu = getattr(specification, "device", "cpu") == "cpu"
     return {
-        "output_dir": asked.scratch,
-        "max_steps": asked.steps + 1,
+        "output_dir": specification.scratch,
+        "max_steps": specification.steps + 1,
         "learning_rate": trained.LEARNING_RATE,
         "lr_scheduler_type": "constant",
         "use_cpu": is_on_cpu,
@@ -158,16 +219,5 @@ def _common(asked: frame.Specification) -> dict[str, Any]:
     }
 
 
-def _padded(rows: list[Any], left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(len(row) for row in rows)
-    values = torch.zeros(len(rows), width, dtype=torch.from_numpy(rows[0]).dtype)
-    mask = torch.zeros(len(rows), width, dtype=torch.long)
-    for number, row in enumerate(rows):
-        places = slice(width - len(row), width) if left else slice(0, len(row))
-        values[number, places] = torch.from_numpy(row)
-        mask[number, places] = 1
-    return values, mask
-
-
 if __name__ == "__main__":
-    frame.main("TRL", "trl", {"train": train}, NOTE)
+    frame.main("TRL", "trl", {"train": train, "addition": addition})

@@ -1,15 +1,14 @@
-"""verl's policy loss on the CPU, with a model and rows that are given, in `.venv-peers`.
+"""verl's policy loss on the CPU with a given model and rows, in `.venv-peers`.
 
-verl's own workers need Ray and, to leave padding out, a flash-attention kernel, which needs a GPU. So this is
-the loop of its FSDP engine in plain PyTorch: prompts padded on the left and responses on the right, logits of
-the responses, its log-probabilities and its loss, micro-batch by micro-batch, and AdamW.
+verl's workers need Ray and, to omit padding, flash attention on a GPU. So this is the loop of its FSDP engine
+in plain PyTorch: prompts padded on the left, responses on the right, its log-probabilities and loss per
+micro-batch, and AdamW.
 """
 
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -20,29 +19,28 @@ from verl.workers.config.actor import ActorConfig
 from benchmarks import trained
 from benchmarks.peers import frame
 
-NOTE = "its loss and log-probabilities in a plain loop, padded to the longest of a micro-batch: float32"
 MAX_GRAD_NORM = 1.0
 
 
-def train(asked: frame.Specification) -> frame.Repetitions:
-    if asked.algorithm != "grpo":
-        raise frame.Unsupported("has no loss for preferences")
+def train(specification: frame.Specification) -> frame.Repetitions:
+    if specification.algorithm != "grpo":
+        raise frame.Unsupported("no loss for preferences")
     torch.set_num_threads(1)
-    batch = trained.batch(asked.rows, asked.vocabulary)
-    model = AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32)
+    batch = trained.batch(specification.rows, specification.vocabulary)
+    model = AutoModelForCausalLM.from_pretrained(specification.model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=trained.LEARNING_RATE, weight_decay=0.0)
     loaded = trained.resident_megabytes()
     seconds = []
-    for _ in range(asked.steps + 1):
+    for _ in range(specification.steps + 1):
         start = time.perf_counter()
-        _step(model, optimizer, batch, asked.micro_batch_size)
+        _step(model, optimizer, batch, specification.micro_batch_size)
         seconds.append(time.perf_counter() - start)
     memory = {"peak": trained.peak_megabytes(), "loaded": loaded}
     return [{"seconds": each, "tokens": batch.tokens, **memory} for each in seconds[1:]]
 
 
 def _step(model: Any, optimizer: torch.optim.Optimizer, batch: trained.Batch, size: int) -> None:
-    """One step whose loss is a mean over the tokens of all its micro-batches."""
+    """Make one step; the loss is a mean over the tokens of all micro-batches."""
     tokens = sum(len(row.logprobs) for row in batch.rows)
     actor = ActorConfig(strategy="fsdp", rollout_n=8, ppo_micro_batch_size_per_gpu=size)
     actor.global_batch_info.update(dp_size=1, batch_num_tokens=tokens)
@@ -60,9 +58,9 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, batch: trained.Batch, si
 def _micro_batches(batch: trained.Batch, size: int) -> Iterator[tuple[Tensor, ...]]:
     for first in range(0, len(batch.rows), size):
         rows = batch.rows[first : first + size]
-        prompts, prompted = _padded([row.token_ids[: row.prompt_tokens] for row in rows], left=True)
-        responses, mask = _padded([row.token_ids[row.prompt_tokens :] for row in rows], left=False)
-        old, _ = _padded([row.logprobs for row in rows], left=False)
+        prompts, prompted = trained.padded([row.token_ids[: row.prompt_tokens] for row in rows], left=True)
+        responses, mask = trained.padded([row.token_ids[row.prompt_tokens :] for row in rows], left=False)
+        old, _ = trained.padded([row.logprobs for row in rows], left=False)
         attended = torch.cat([prompted, mask], dim=1)
         positions = (attended.cumsum(1) - 1).clamp(min=0)
         advantages = torch.from_numpy(batch.advantages[first : first + size]).float()[:, None]
@@ -70,15 +68,5 @@ def _micro_batches(batch: trained.Batch, size: int) -> Iterator[tuple[Tensor, ..
         yield ids, attended, positions, responses.long(), old, mask.float(), advantages.expand_as(mask)
 
 
-def _padded(rows: list[Any], left: bool) -> tuple[Tensor, Tensor]:
-    width = max(map(len, rows))
-    values = np.zeros((len(rows), width), rows[0].dtype)
-    mask = np.zeros((len(rows), width), np.int64)
-    for number, row in enumerate(rows):
-        places = slice(width - len(row), width) if left else slice(0, len(row))
-        values[number, places], mask[number, places] = row, 1
-    return torch.from_numpy(values), torch.from_numpy(mask)
-
-
 if __name__ == "__main__":
-    frame.main("verl", "verl", {"train": train}, NOTE)
+    frame.main("verl", "verl", {"train": train})

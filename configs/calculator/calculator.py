@@ -7,7 +7,7 @@ CALL = re.compile(r"\[(\d+)([+*])(\d+)\]")
 
 
 def calculate(call):
-    """The four digits on the display after a call like [12*34]; E if the calculator cannot read it."""
+    """Return the four digits of the display after a call like [12*34]; E if the call is malformed."""
     found = CALL.fullmatch(call)
     if found is None:
         return "E"
@@ -17,10 +17,9 @@ def calculate(call):
 
 
 async def attempt(task, policy):
-    """Let the policy call the calculator, or answer; only the answer is judged.
+    """Let the policy call the calculator or answer; only the answer is judged.
 
-    The conversation is one sequence of tokens. Those of the policy's turns are trained, those of the
-    calculator are not.
+    The conversation is one sequence, in which only the tokens of the policy's turns are trained.
     """
     ids = policy.tokenizer.encode(task["prompt"])
     for _ in range(TURNS):

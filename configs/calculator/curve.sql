@@ -1,5 +1,5 @@
--- How many attempts end with the right answer, and how many of them call the calculator, by the policy version
--- that began them, over five versions at a time. The last column is what the policy reaches without the calculator.
+-- Share of attempts with the right answer, and share with calls, by the policy version that began them, over five
+-- versions at a time. The last column is the share of right answers without a call.
 select version_min / 5 * 5 as policy_version,
        round(avg(reward)::numeric, 3) as right_answers,
        round(avg((response like '[%')::int), 3) as attempts_with_calls,

@@ -1,7 +1,7 @@
 """Writes tasks.jsonl and demonstrations.jsonl: python configs/calculator/make_tasks.py FOLDER
 
-A demonstration is one turn. Half of the demonstrated attempts guess an answer, as a model does that was never
-told to use tools; the others ask the calculator twice and read the answer off.
+A demonstration is one turn. Half of the demonstrated attempts guess an answer, like a model that was never
+trained to use tools; the others call the calculator twice and copy the answer.
 """
 
 import json
@@ -17,7 +17,7 @@ GUESSED = 0.5  # share of the demonstrated attempts
 
 
 def attempt(task):
-    """The turns of one attempt: what the policy has read so far, and what it says next."""
+    """Return the turns of one attempt: the text read so far, and the policy's next text."""
     question, answer = task["prompt"], task["answer"]
     if random.random() < GUESSED:
         return [(question, f"{random.randint(100, 9900):04}")]

@@ -1,13 +1,11 @@
-"""Asks Trinity-RFT's service of Data-Juicer which rows to keep.
+"""Filter rows with Trinity-RFT's Data-Juicer service over HTTP.
 
-Data-Juicer is in the service's environment alone.
-
-In an environment with trinity-rft and py-data-juicer:
+Only the service needs Data-Juicer. Start it in an environment with trinity-rft and py-data-juicer:
 
     python -m trinity.service.data_juicer.server.server --port 5005
 
-The service takes a table in Arrow's stream format, runs operators over it, and sends back the rows that are
-left, with what the operators measured.
+The service takes a table in Arrow's stream format, runs operators over it, and returns the remaining rows
+with the operators' measurements.
 """
 
 import io
@@ -21,22 +19,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from trinity_db.processors.step import Answer, Context, Drop, step
+from trinity_db.processors.lists.step import Answer, Context, Drop, step
 
-STATS = "__dj__stats__"  # the column of what operators measure
-BATCH = 64  # rows of one request
+STATS = "__dj__stats__"  # the column of the operators' measurements
+BATCH = 64  # rows per request
 
 
 @step(batch=BATCH)
 class Juicer:
-    """Drops rows that an operator filters out. What operators measured stands in processing.detail.
+    """Drop rows that an operator filters out; the operators' measurements go to processing.detail.
 
-    Operators that write other texts are of no use here: a row keeps the tokens that the policy sampled.
+    Operators that rewrite texts have no effect: a row keeps the tokens that the policy sampled.
 
     Args:
-        operators: As Data-Juicer has them: {name: its arguments}, in order. They read the response as `text`.
-        url: Of the service.
-        seconds: Longest time of a request.
+        operators: Data-Juicer's form {name: arguments}, in order. They read the response as `text`.
+        url: Address of the service.
+        seconds: Time limit of a request.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class Juicer:
         self._session: str | None = None
 
     def __call__(self, response: Sequence[str]) -> Iterator[tuple[int, Answer | Drop]]:
-        """Of each row whether it is left, and what was measured of it."""
+        """Yield for each row whether it passed, with its measurements."""
         places = range(len(response))
         table = pa.table({"text": list(response), "place": list(places)})
         left = {row["place"]: row.get(STATS) for row in self._process(table).to_pylist()}
@@ -63,7 +61,7 @@ class Juicer:
             yield place, Answer(None, detail=left[place]) if place in left else Drop("data_juicer")
 
     def _process(self, table: pa.Table) -> pa.Table:
-        """What is left of a table. A session that the service lost, as after a restart, is made again."""
+        """Return the remaining rows of a table; recreate a session that the service lost."""
         if self._session is None:
             self._session = self._create()
         try:
@@ -103,7 +101,7 @@ class Juicer:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """What the service says: the last line, as the others are its own stack."""
+    """Return the last line of the service's error; the lines before are its stack."""
     said = error.read().decode(errors="replace")
     with suppress(ValueError, KeyError, TypeError):
         said = str(json.loads(said)["error"])

@@ -1,5 +1,5 @@
--- How many attempts reach the goal, and after how many moves, by the policy version that made the first move, over
--- five versions at a time.
+-- Share of attempts that reach the goal, and their moves, by the policy version of the first move, over five versions
+-- at a time.
 select m.version_min / 5 * 5 as policy_version,
        round(avg(a.reward)::numeric, 3) as goals_reached,
        round(avg(a.moves) filter (where a.reward = 1), 2) as moves_to_the_goal

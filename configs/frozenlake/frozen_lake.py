@@ -1,4 +1,4 @@
-"""FrozenLake as a text environment, with the two methods of Gymnasium. It needs no package."""
+"""FrozenLake as a text environment with Gymnasium's two methods. It needs no package."""
 
 import random
 
@@ -10,12 +10,12 @@ MOVES = {"L": (0, -1), "D": (1, 0), "R": (0, 1), "U": (-1, 0)}
 class FrozenLake:
     """A lake with frozen cells F and holes H, which the policy A crosses from the top left to the goal G.
 
-    The rules are those of Gymnasium's FrozenLake-v1 without slipping. The seed says where the holes are, so
-    the attempts of a rollout group cross the same lake. An observation is the map, row by row.
+    The rules are those of Gymnasium's FrozenLake-v1 without slipping. The seed places the holes, so the
+    attempts of a rollout group cross the same lake. An observation is the map, row by row.
     """
 
     def reset(self, *, seed, options):
-        """Make a lake that can be crossed, and stand at its start."""
+        """Make a lake that can be crossed, with the policy at its start."""
         chance = random.Random(seed)
         while True:
             self.cells = ["F" if chance.random() < FROZEN else "H" for _ in range(SIZE * SIZE)]
@@ -26,20 +26,20 @@ class FrozenLake:
         return self.seen(), {}
 
     def step(self, action):
-        """Take the move L, D, R or U. At the edge, and for any other text, the policy stays where it is."""
+        """Make the move L, D, R or U; at the edge, and for any other text, the policy does not move."""
         self.place = moved(self.place, action)
         cell = self.cells[self.place]
         return self.seen(), float(cell == "G"), cell in "GH", False, {}
 
     def seen(self):
-        """The map, with A where the policy stands."""
+        """Return the map, with A at the policy's cell."""
         shown = [*self.cells]
         shown[self.place] = "A"
         return "/".join("".join(shown[start : start + SIZE]) for start in range(0, SIZE * SIZE, SIZE))
 
 
 def moved(place, action):
-    """The number of the cell to which a move leads."""
+    """Return the number of the cell after a move."""
     row, column = divmod(place, SIZE)
     down, right = MOVES.get(action, (0, 0))
     row, column = (min(max(one, 0), SIZE - 1) for one in (row + down, column + right))
@@ -47,7 +47,7 @@ def moved(place, action):
 
 
 def can_be_crossed(cells):
-    """Whether a way over the ice leads from the first cell to the last."""
+    """Return whether a path over the ice leads from the first cell to the last."""
     reached, waiting = {0}, [0]
     while waiting:
         place = waiting.pop()

@@ -1,7 +1,7 @@
 """Writes tasks.jsonl and demonstrations.jsonl: python configs/frozenlake/make_tasks.py FOLDER
 
-A task is the seed of a lake. The demonstrations are single moves of a walker who knows where the goal is and
-sees no holes: mostly right and down, sometimes back.
+A task is the seed of a lake. The demonstrations are single moves of a walker that heads for the goal and
+ignores holes: mostly right and down, sometimes back.
 """
 
 import json
@@ -13,13 +13,13 @@ from frozen_lake import FrozenLake
 
 NUM_TASKS = 4000
 NUM_DEMONSTRATIONS = 2000
-STEPS = "RRRRDDDDLU"  # each with the same chance
+STEPS = "RRRRDDDDLU"  # equally likely
 
 
 def demonstration(number):
-    """What the walker sees somewhere on its way, and its next move."""
+    """Return the walker's observation somewhere on its way, and its next move."""
     lake = FrozenLake()
-    seen, _ = lake.reset(seed=NUM_TASKS + number, options={})  # none of the tasks' lakes
+    seen, _ = lake.reset(seed=NUM_TASKS + number, options={})  # not a lake of the tasks
     for _ in range(random.randrange(6)):
         seen, *_ = lake.step(random.choice(STEPS))
     return {"prompt": seen, "completion": random.choice(STEPS)}

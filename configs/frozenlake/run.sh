@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The whole example, from the project's folder: configs/frozenlake/run.sh FOLDER [extra arguments of run, as --set trainer.steps=10]
+# The whole example, from the project's folder: configs/frozenlake/run.sh FOLDER [extra arguments of run, such as --set trainer.steps=10]
 #
-# Tasks and demonstrations go to FOLDER. If the script is stopped, give the command again: it goes on.
+# Tasks and demonstrations go to FOLDER. If the script is stopped, run it again: it continues.
 set -euo pipefail
-trap 'exit 130' INT TERM # a role that is stopped ends with 0, so the script would go on
+trap 'exit 130' INT TERM # a stopped role exits with 0, so the script would continue
 data=${1:?usage: configs/frozenlake/run.sh FOLDER [--set KEY=VALUE ...]}
 shift
 here=configs/frozenlake

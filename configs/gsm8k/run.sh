@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# All of GSM8K in one command: configs/gsm8k/run.sh FOLDER [extra arguments of train, as --set trainer.epochs=1]
+# All of GSM8K in one command: configs/gsm8k/run.sh FOLDER [extra arguments of train, such as --set trainer.epochs=1]
 #
 # FOLDER holds train.jsonl, with question and answer, and example_model_solutions.jsonl, with a solution of each of four
 # models and whether it is correct. Running the script again imports nothing and ends at once.
 set -euo pipefail
-trap 'exit 130' INT TERM # a role that is stopped ends with 0, so the script would go on
+trap 'exit 130' INT TERM # a stopped role exits with 0, so the script would continue
 data=${1:?usage: configs/gsm8k/run.sh FOLDER [--set KEY=VALUE ...]}
 shift
 here=$(dirname "$0")

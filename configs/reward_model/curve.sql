@@ -1,5 +1,5 @@
--- What the reward model says of the rollouts, and the mean of their digits, by the policy version that began them, over ten
--- versions at a time.
+-- Reward of the rollouts by the reward model, and the mean of their digits, by the policy version that began them, over
+-- ten versions at a time.
 select e.version_min / 10 * 10 as policy_version,
        round(avg(v.value) filter (where v.name = 'reward_model')::numeric, 2) as reward,
        round(avg(v.value) filter (where v.name like '%mean_digit')::numeric, 2) as mean_digit

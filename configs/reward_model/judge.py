@@ -1,6 +1,6 @@
-"""What the people who judged the pairs had in mind."""
+"""The hidden preference behind the pairs: larger digits."""
 
 
 def mean_digit(response: str) -> float:
-    """The mean of the response's digits; what is no digit counts as 0."""
+    """Return the mean of the response's digits; other characters count as 0."""
     return sum(int(one) for one in response if one.isdigit()) / max(len(response), 1)

@@ -1,4 +1,4 @@
-"""Writes tasks and preferences: of two texts, the one with the larger digits was preferred.
+"""Write tasks and preferences: of two texts, larger digits are preferred.
 
 python configs/reward_model/make_pairs.py FOLDER
 """
@@ -14,12 +14,12 @@ ALPHABET, LONGEST, PAIRS = "0123456789=", 6, 1600
 
 
 def text() -> str:
-    """Of any length that the policy may sample; = is no digit, and worth nothing."""
+    """Return a random text of any length that the policy may sample; = counts as 0."""
     return "".join(random.choices(ALPHABET, k=random.randint(1, LONGEST)))
 
 
 def pair() -> dict[str, str]:
-    """Two texts, of which the better one was preferred."""
+    """Return a pair of texts in which the better one is preferred."""
     while True:
         rejected, chosen = sorted((text(), text()), key=mean_digit)
         if mean_digit(chosen) > mean_digit(rejected):

@@ -1,4 +1,4 @@
-"""Writes tasks, demonstrations and pairs: python configs/smollm2/make_data.py FOLDER [GSM8K]
+"""Write tasks, demonstrations and pairs: python configs/smollm2/make_data.py FOLDER [GSM8K]
 
 FOLDER gets sums of two digits (addition*.jsonl) and word problems of two steps (words*.jsonl). GSM8K, a
 folder with example_model_solutions.jsonl, adds pairs of a correct and a wrong solution (pairs.jsonl).
@@ -12,7 +12,7 @@ from pathlib import Path
 NUM_DEMONSTRATIONS = 240
 NUM_WORD_PROBLEMS = 400
 NUM_HELD_OUT = 20
-# Each problem: its text, and what is computed with the three numbers a, b and c.
+# Each problem: its text, and the two operations on the three numbers a, b and c.
 PROBLEMS = [
     ("{name} buys {a} boxes of {b} {things} and gives {c} {things} away. How many are left?", "*-"),
     ("{name} has {a} {things}, finds {b} more and loses {c}. How many {things} are left?", "+-"),
@@ -25,7 +25,7 @@ COMPUTE = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 
 def additions():
-    """All sums of two digits, in an order by chance."""
+    """Return all sums of two digits in random order."""
     rows = [
         {"prompt": f"What is {a} plus {b}? Answer with the number only.", "answer": str(a + b)}
         for a in range(10)
@@ -36,7 +36,7 @@ def additions():
 
 
 def word_problem():
-    """A question, its solution in two lines and a last one with the answer, and the answer."""
+    """Return a question, its solution (two lines and a last line with the answer), and the answer."""
     text, (first, second) = random.choice(PROBLEMS)
     a, b, c = random.randint(3, 12), random.randint(2, 9), random.randint(2, 5)
     middle = COMPUTE[first](a, b)
@@ -57,12 +57,12 @@ def different_problems(count):
 
 
 def demonstration(problem):
-    """A conversation of one question and its solution."""
+    """Return a conversation of one question and its solution."""
     return {"messages": [user(problem["prompt"]), assistant(problem["solution"])]}
 
 
 def pairs(path):
-    """A correct and a wrong solution of the same question, where the four models of the file disagree."""
+    """Yield pairs of a correct and a wrong solution, of questions on which the four models disagree."""
     for line in path.read_text().splitlines():
         row = json.loads(line)
         solutions = [value for value in row.values() if isinstance(value, dict)]

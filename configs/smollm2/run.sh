@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One of three examples, from the project's folder: configs/smollm2/run.sh addition|words|dpo FOLDER [GSM8K] [extra arguments, as --set trainer.steps=5]
+# One of three examples, from the project's folder: configs/smollm2/run.sh addition|words|dpo FOLDER [GSM8K] [extra arguments, such as --set trainer.steps=5]
 #
 # Tasks, demonstrations and pairs go to FOLDER; dpo needs GSM8K, a folder with example_model_solutions.jsonl. MODEL, a
 # variable of the environment, replaces the model's name. If the script is stopped, run it again: it continues.

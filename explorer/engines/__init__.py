@@ -1,83 +1,47 @@
-"""Engines by name: those that come with the project, and a user's own class in a file."""
+"""Engines by name: the built-in ones (`settings.ENGINES`), and custom classes in a file."""
 
-import os
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from trinity_db import functions, signatures
-from trinity_db.config import DEFAULT_PROMPTS, PromptConfig
-from trinity_db.errors import ConfigError
-from trinity_db.explorer.config import EndpointConfig, OwnEngineConfig, TransformersConfig, VLLMConfig
-from trinity_db.explorer.engines.engine import Engine
-from trinity_db.explorer.engines.vllm import environment
+from trinity_db.config import signatures, user_functions
+from trinity_db.config.shared import DEFAULT_PROMPTS, PromptConfig
+from trinity_db.explorer.engines.settings import EngineSettings, OwnEngineConfig
 
-AnyConfig = TransformersConfig | VLLMConfig | EndpointConfig | OwnEngineConfig
-
-
-def check(config: AnyConfig) -> None:
-    """Find out early, without a model, that an engine is not installed, or a user's own takes other options.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    if isinstance(config, OwnEngineConfig):
-        signatures.options(*_own(config), config.options, ())
-    elif isinstance(config, VLLMConfig):
-        environment.find(config.python)
+if TYPE_CHECKING:
+    from trinity_db.explorer.engines.engine import Engine
 
 
 def create(
-    config: AnyConfig, prompts: PromptConfig = DEFAULT_PROMPTS, *, record_routing: bool = False
-) -> Engine:
-    """The engine of a configuration, with no weights yet.
+    settings: EngineSettings, prompts: PromptConfig = DEFAULT_PROMPTS, *, record_routing: bool = False
+) -> "Engine":
+    """Create the configured engine, without weights.
 
     Args:
-        prompts: with the chat template, which says by which token a response ends.
-        record_routing: whether its responses say which experts were chosen (`explorer.record_routing`).
+        prompts: contains the chat template, which determines the token that ends a response.
+        record_routing: whether responses include the chosen experts (`explorer.record_routing`).
 
     Raises:
-        ConfigError: there is no such class, or it takes other options; an environment variable is missing; or
-            vLLM is not installed.
+        ConfigError: if the class does not exist or rejects the options, an environment variable is missing,
+            or vLLM is not installed.
     """
-    if isinstance(config, EndpointConfig):
-        return _endpoint(config, prompts, record_routing)
-    if isinstance(config, VLLMConfig):
-        from trinity_db.explorer.engines.vllm.engine import VLLMEngine
-
-        return VLLMEngine(config, prompts, record_routing=record_routing)
-    if isinstance(config, OwnEngineConfig):
-        engine, name = _own(config)
-        made: Engine = engine(**signatures.options(engine, name, config.options, ()))
-        return made
-    from trinity_db.explorer.engines.transformers_engine import TransformersEngine
-
-    return TransformersEngine(
-        max_tokens=config.max_tokens, dtype=config.dtype, prompts=prompts, record_routing=record_routing
-    )
+    module, _, function = settings.factory.partition(":")
+    engine: Engine = getattr(importlib.import_module(module), function)(settings, prompts, record_routing)
+    return engine
 
 
-def _endpoint(config: EndpointConfig, prompts: PromptConfig, record_routing: bool) -> Engine:
-    from trinity_db.explorer.engines.dialects import VLLM, SGLang
-    from trinity_db.explorer.engines.endpoint import EndpointEngine
-
-    key = None
-    if config.key_env is not None:
-        key = os.environ.get(config.key_env)
-        if not key:
-            raise ConfigError(
-                f"explorer.engine.key_env: the environment variable {config.key_env} is not set; it holds "
-                "the key of the servers"
-            )
-    return EndpointEngine(
-        config.urls,
-        VLLM(config.model, record_routing=record_routing) if config.dialect == "vllm" else SGLang(),
-        prompts=prompts,
-        key=key,
-        load_weights=config.load_weights,
-        load_seconds=config.load_seconds,
-        tolerance=config.tolerance,
-        patience_seconds=config.patience_seconds,
-    )
+def create_own(settings: OwnEngineConfig, prompts: PromptConfig, record_routing: bool) -> "Engine":
+    """Create a user's engine. It renders prompts and records experts in its own way."""
+    engine, options = own_options(settings)
+    made: Engine = engine(**options)
+    return made
 
 
-def _own(config: OwnEngineConfig) -> tuple[type, str]:
-    name = f"Engine '{config.name}'"
-    return functions.find(config.name, "engine", {}), name
+def own_options(settings: OwnEngineConfig) -> tuple[type, dict[str, Any]]:
+    """Return the class of a user's engine, and its options.
+
+    Raises:
+        ConfigError: if there is no such class, or it rejects the options.
+    """
+    name = f"Engine '{settings.name}'"
+    engine: type = user_functions.find(settings.name, "engine", {})
+    return engine, signatures.options(engine, name, settings.options, ())

@@ -1,4 +1,4 @@
-"""Rows that the engine `transformers` decodes together: their tokens, their cache, and how they are sampled.
+"""Rows that the engine `transformers` decodes together: their tokens, their cache, and sampling.
 
 Shapes: B rows in the batch, L columns of the longest of them, V the vocabulary.
 """
@@ -16,51 +16,51 @@ from trinity_db.explorer.engines import kv_cache
 from trinity_db.explorer.engines.engine import Completion, Request
 from trinity_db.explorer.engines.recorder import Routing
 
-SAMPLED_AT_ONCE = 1 << 23  # probabilities that are summed up in float64 together, 64 MB
+SAMPLED_AT_ONCE = 1 << 23  # probabilities summed in float64 at a time: 64 MB
 
 
 @dataclass(eq=False)
 class Row:
-    """A request on its way, and what was sampled for it so far."""
+    """A request in progress, with the tokens sampled so far."""
 
     request: Request
     limit: int
-    """Tokens that it may have."""
+    """Maximum number of response tokens."""
     random: np.random.Generator
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Completion]
-    """Of the loop, in whose thread it is given."""
+    """Resolved in the thread of its loop."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     routing: Routing = field(default_factory=Routing)
     ended: bool = False
-    """Answered, or given up by its caller."""
+    """Answered, or cancelled by its caller."""
 
     @property
     def longest(self) -> int:
-        """Columns that it may take."""
+        """Maximum number of columns that it may take."""
         return len(self.request.prompt_ids) + self.limit
 
     @property
     def length(self) -> int:
-        """Tokens so far, prompt included."""
+        """Number of tokens so far, including the prompt."""
         return len(self.request.prompt_ids) + len(self.token_ids)
 
 
 @dataclass
 class Batch:
-    """Rows that are decoded together; one that has ended stays until half of them have."""
+    """Rows decoded together. Finished rows stay until half of the rows are finished."""
 
     rows: list[Row]
     tokens: Tensor
-    """[B, 1] The newest token of each row, which the cache does not hold yet."""
+    """[B, 1] Newest token of each row, which is not in the cache yet."""
     mask: Tensor
-    """[B, L] Which cached columns hold a token of the row."""
+    """[B, L] Whether a cached column contains a token of the row."""
     cache: DynamicCache
 
     def keep(self, running: Sequence[Row]) -> None:
-        """Keep these rows, and the columns in which one of them has a token."""
+        """Keep only these rows, and drop padding columns on the left."""
         going_on = set(running)
         kept = [place for place, row in enumerate(self.rows) if row in going_on]
         rows = torch.tensor(kept, dtype=torch.long, device=self.mask.device)
@@ -71,7 +71,7 @@ class Batch:
         self.tokens, self.mask = self.tokens[rows], mask[:, padding:]
 
     def join(self, more: "Batch") -> None:
-        """Add the rows of another batch, whose tokens come to stand in the same newest column."""
+        """Append the rows of another batch, right-aligned with these."""
         kv_cache.join(self.cache, more.cache)
         width = max(self.mask.shape[1], more.mask.shape[1])
         masks = [torch.nn.functional.pad(one.mask, (width - one.mask.shape[1], 0)) for one in (self, more)]
@@ -80,7 +80,7 @@ class Batch:
 
 
 def left_padded(prompts: Sequence[Sequence[int]], device: str) -> tuple[Tensor, Tensor]:
-    """Token ids and attention mask, [B, L]; the padding's token does not matter, it is never seen."""
+    """Return left-padded token ids and attention mask, [B, L]. Padding is masked."""
     width = max(map(len, prompts))
     tokens = np.zeros((len(prompts), width), np.int64)
     mask = np.zeros((len(prompts), width), np.int64)
@@ -91,10 +91,10 @@ def left_padded(prompts: Sequence[Sequence[int]], device: str) -> tuple[Tensor, 
 
 
 def sample(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    """Tokens and their log-probabilities, [B, 1] each, from logits [B, V].
+    """Sample tokens from logits [B, V], and return them with their log-probabilities, [B, 1] each.
 
-    Each row has random numbers of its own, so that its sample does not depend on the other rows: its token is
-    the first at which the summed probabilities exceed its number.
+    Each row has its own random numbers, so that its samples do not depend on the other rows: its token is the
+    first one at which the cumulative probability exceeds the random number.
     """
     temperatures = [row.request.temperature or 1.0 for row in rows]
     scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
@@ -108,6 +108,6 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         summed = logprobs[places].double().exp().cumsum(dim=-1)
         total = summed[:, -1:]
         marks = torch.minimum(numbers.to(logits.device) * total, total.nextafter(torch.zeros_like(total)))
-        # Weights that are not finite have no token to sample: then its place lies beyond the last one.
+        # If weights are not finite, no token qualifies, and the index is beyond the last one.
         tokens[places] = torch.searchsorted(summed, marks, right=True).clamp(max=logits.shape[1] - 1)
     return tokens, logprobs.gather(-1, tokens)

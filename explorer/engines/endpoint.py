@@ -1,49 +1,53 @@
-"""An engine of servers that other people run: a fleet of vLLM or SGLang servers behind one engine.
+"""An engine for existing servers: a fleet of vLLM or SGLang servers behind one engine.
 
 Each request goes to the usable server with the fewest requests in flight. A server is usable while it is
-healthy and has confirmed the loaded version. One that fails is left out and looked at again later, and its
-requests go to others. A task of the event loop looks after each server.
+healthy and has confirmed the loaded version. A failed server is excluded and rechecked later, and its
+requests are retried on other servers. A task in the event loop monitors each server.
 """
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from operator import sub
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from trinity_db.config import DEFAULT_PROMPTS, PromptConfig
+from trinity_db.config.shared import DEFAULT_PROMPTS, PromptConfig
+from trinity_db.config.user_functions import describe_error
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.engines import folder
 from trinity_db.explorer.engines.dialects import (
+    VLLM,
     Dialect,
     RequestRefused,
     ServerUnavailable,
     ServerUnusable,
+    SGLang,
     open_session,
 )
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, NotLoadedYet, Request
+from trinity_db.explorer.engines.settings import EndpointConfig
 from trinity_db.explorer.engines.stops import cut_off
-from trinity_db.functions import describe_error
 from trinity_db.models.adapter_folder import is_adapter
+from trinity_db.models.canary import Canary, wrong
 from trinity_db.models.canary import read as read_canary
-from trinity_db.prompts import PromptTooLong
+from trinity_db.models.chat.prompts import PromptTooLong
 
 logger = logging.getLogger(__name__)
 
-CHECK_SECONDS = 2.0  # between two looks at a server that has not failed
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds until a server that failed is looked at again; it doubles
-OFFER_SECONDS = 1.0  # that a load waits for an answer, when other people load weights
-TRIES = 6  # of one request; then either the request or the servers are at fault
+CHECK_SECONDS = 2.0  # between health checks of a server that has not failed
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds before a failed server is rechecked; doubles per failure
+OFFER_SECONDS = 1.0  # how long a load waits for the version, when another program loads weights
+TRIES = 6  # per request; after that, either the request or the servers are at fault
 
 
 @dataclass(frozen=True, eq=False)
 class _Target:
-    """What `load` was asked for. The same version may stand for other weights later."""
+    """Arguments of `load`. The same version number may refer to other weights later."""
 
     path: Path
     version: int
@@ -53,36 +57,38 @@ class _Target:
 class _Server:
     url: str
     problem: TrinityError
-    """Why it is left out, or was the last time."""
+    """Why the server is excluded, or was the last time."""
     is_left_out: bool = True
     confirmed: _Target | None = None
-    """What it was loaded with, or checked against."""
+    """Target that it was loaded with or checked against."""
     version: int | None = None
-    """Of its weights, when it was looked at last."""
+    """Version of its weights at the last check."""
     loaded: set[int] = field(default_factory=set)
-    """Versions that this engine brought to it."""
+    """Versions that this engine loaded into it."""
+    canary: Canary | None = None
+    """Canary of the version that it had at the last check of its weights."""
     is_loading: bool = False
     in_flight: int = 0
     limits: set[asyncio.Timeout] = field(default_factory=set)
-    """One of each request in flight."""
+    """Timeout of each request in flight."""
     failures: int = 0
-    """In a row."""
+    """Number of consecutive failures."""
     answered_at: float = float("-inf")
-    """When it answered a request last, by the loop's clock."""
+    """Time of its last response, by the event loop's clock."""
     look: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when something has happened that asks for a look at it."""
+    """Set to request an immediate check."""
 
     def leave_out(self, problem: Exception) -> None:
         if not isinstance(problem, TrinityError):
-            problem = ServerUnavailable(f"{self.url}: cannot be understood: {describe_error(problem)}")
+            problem = ServerUnavailable(f"{self.url}: unexpected response: {describe_error(problem)}")
         if not self.is_left_out:
-            logger.warning("left out: %s", problem)
+            logger.warning("excluded: %s", problem)
         self.is_left_out, self.problem, self.confirmed = True, problem, None
         self.failures += 1
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look at it."""
+        """Seconds until the next check."""
         if not self.is_left_out:
             return CHECK_SECONDS
         return float(min(FIRST_PAUSE * 2 ** min(self.failures, 16), LONGEST_PAUSE))
@@ -91,18 +97,44 @@ class _Server:
         return str(self.problem) if self.is_left_out else f"{self.url}: has version {self.version}"
 
 
+def create(settings: EndpointConfig, prompts: PromptConfig, record_routing: bool) -> "EndpointEngine":
+    """Create the engine from its settings.
+
+    Raises:
+        ConfigError: if the environment variable of the servers' key is not set.
+    """
+    key = None
+    if settings.key_env is not None:
+        key = os.environ.get(settings.key_env)
+        if not key:
+            raise ConfigError(
+                f"explorer.engine.key_env: the environment variable {settings.key_env} is not set; it must "
+                "contain the key of the servers"
+            )
+    return EndpointEngine(
+        settings.urls,
+        VLLM(settings.model, record_routing=record_routing) if settings.dialect == "vllm" else SGLang(),
+        prompts=prompts,
+        key=key,
+        load_weights=settings.load_weights,
+        load_seconds=settings.load_seconds,
+        tolerance=settings.tolerance,
+        patience_seconds=settings.patience_seconds,
+    )
+
+
 class EndpointEngine:
-    """Samples with servers that other people run.
+    """Samples with existing servers.
 
     Args:
         urls: addresses of the servers.
         load_weights: whether this engine loads each version into the servers, from a folder that they see
-            under the same path. False: other people do so, and a server is used while it has the version
-            that the engine wants.
-        load_seconds: that a server may take to load a version.
-        tolerance: nats by which a server's log-probabilities of a checkpoint's canary may differ from the
-            trainer's in the mean.
-        patience_seconds: that a request waits while no server is usable and none is loading.
+            under the same path. False: another program loads them, and a server is used while it has the
+            version that the engine needs.
+        load_seconds: timeout for loading a version.
+        tolerance: maximum mean difference, in nats per token, between a server's log-probabilities of a
+            checkpoint's canary and the trainer's.
+        patience_seconds: how long a request waits while no server is usable and none is loading.
     """
 
     version: int
@@ -128,20 +160,20 @@ class EndpointEngine:
         self._load_seconds = load_seconds
         self._tolerance = tolerance
         self._patience = patience_seconds
-        self._servers = [_Server(url, ServerUnavailable(f"{url}: was not asked yet")) for url in urls]
+        self._servers = [_Server(url, ServerUnavailable(f"{url}: not checked yet")) for url in urls]
         self._target: _Target | None = None
         self._end_tokens: frozenset[int] = frozenset()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: aiohttp.ClientSession
         self._keeper: asyncio.Task[None]
         self._news: asyncio.Event
-        """Set when the state of a server has changed; another event follows it."""
+        """Set when the state of a server changes; then replaced by a new event."""
 
     async def load(self, path: Path, version: int) -> None:
-        """Return when the first server has confirmed the version; the others follow."""
+        """Return when the first server has confirmed the version; the others follow in the background."""
         if is_adapter(path):
             raise ConfigError(
-                f"version {version} is an adapter, which servers that other people run are not given; start "
+                f"version {version} is an adapter, which the engine endpoint cannot load; start "
                 "the trainer with trainer.publish: merged."
             )
         target = _Target(path.absolute(), version)
@@ -151,7 +183,7 @@ class EndpointEngine:
             self._target = target
         self._attach()
         if self._target is not target and not self._load_weights:
-            await self._check_offered(version)  # until then, requests go on with the version of before
+            await self._check_offered(version)  # until then, requests use the previous version
         before, self._target = self._target, target
         for server in self._servers:
             server.look.set()
@@ -160,7 +192,7 @@ class EndpointEngine:
         except EngineFailed as error:
             if (path / "config.json").is_file():
                 raise
-            self._target = before  # the folder was pruned, and another version follows
+            self._target = before  # the folder was pruned, and a newer version follows
             raise ConfigError(f"version {version} is not loaded. {error}") from error
         self.version = version
 
@@ -168,7 +200,7 @@ class EndpointEngine:
         length = len(request.prompt_ids)
         if not 0 < length < self.context:
             raise PromptTooLong(
-                f"A prompt of {length} tokens does not fit: this model takes 1 to {self.context - 1}."
+                f"A prompt of {length} tokens does not fit: this model accepts 1 to {self.context - 1}."
             )
         self._attach()
         request = replace(request, max_new_tokens=min(request.max_new_tokens, self.context - length))
@@ -185,15 +217,15 @@ class EndpointEngine:
                 server.answered_at, server.failures = clock(), 0
                 return cut_off(self.tokenizer, completion, request.stop)
         if any(server.answered_at > began for server in self._servers):
-            raise RequestRefused(f"a request failed {TRIES} times while others were answered, last: {last}")
-        raise EngineFailed(f"No server answers: {self._complaints()}")
+            raise RequestRefused(f"a request failed {TRIES} times while others succeeded, last: {last}")
+        raise EngineFailed(f"No server responds: {self._complaints()}")
 
     def close(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._keeper.cancel()
 
     async def _ask(self, server: _Server, request: Request) -> Completion:
-        """Ask one server, until it answers or is left out."""
+        """Send a request to one server, until it responds or is excluded."""
         limit, version = asyncio.timeout(None), server.version
         assert version is not None, "a usable server has a version"
         server.in_flight += 1
@@ -213,13 +245,13 @@ class EndpointEngine:
         return completion
 
     async def _check_versions(self, server: _Server, completion: Completion) -> None:
-        """Refuse tokens of versions that count for nothing at this server.
+        """Check that tokens come only from versions that this engine loaded into the server.
 
         Raises:
-            ServerUnavailable: naming one.
+            ServerUnavailable: with the number of another version.
         """
         strange = set(completion.versions) - server.loaded
-        while strange and server.is_loading:  # a load counts when the canary has been heard
+        while strange and server.is_loading:  # a version counts once the canary has been checked
             await self._news.wait()
             strange = set(completion.versions) - server.loaded
         if strange:
@@ -229,20 +261,20 @@ class EndpointEngine:
             )
 
     def _doubt(self, server: _Server, problem: ServerUnavailable | ServerUnusable) -> None:
-        """Leave a server out after a failed request, until it was looked at. Many fail at the same time."""
+        """Exclude a server after a failed request, until it is rechecked. Many requests fail at once."""
         if not server.is_left_out:
             server.leave_out(problem)
             server.look.set()
             self._tell()
 
     async def _usable(self, target: _Target | None = None) -> _Server:
-        """The usable server with the fewest requests in flight, as soon as there is one.
+        """Return the usable server with the fewest requests in flight, waiting until there is one.
 
         Args:
-            target: what it has to have; None: what was asked for last, which may change meanwhile.
+            target: required version; None: the latest target, which may change while waiting.
 
         Raises:
-            EngineFailed: there was none for as long as the engine waits, or there will be none.
+            EngineFailed: if no server became usable in time, or none can.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience
@@ -255,16 +287,16 @@ class EndpointEngine:
                 one.is_left_out and isinstance(one.problem, ServerUnusable) for one in self._servers
             )
             if is_hopeless or loop.time() >= until or self._keeper.done():
-                raise EngineFailed(f"No server can be used: {self._complaints()}")
+                raise EngineFailed(f"No server is usable: {self._complaints()}")
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self._news.wait()
 
     def _having(self, target: _Target | None) -> list[_Server]:
-        """The servers with the wanted version.
+        """Return the servers with the required version.
 
-        If other people load weights and have gone on to a later version everywhere, a response that an
-        attempt still needs comes from that one: the explorer loads a version only as attempts end.
+        If another program loads weights and all servers have a later version, that version answers the
+        responses which attempts in progress still need: the explorer switches versions only as attempts end.
         """
         healthy = [server for server in self._servers if not server.is_left_out]
         wanted = target or self._target
@@ -277,11 +309,11 @@ class EndpointEngine:
         return [one for one in healthy if one.version is not None and one.version > wanted.version]
 
     async def _check_offered(self, version: int) -> None:
-        """Refuse a version that other people have loaded nowhere yet; the explorer asks for it again.
+        """Check that a server has a version, when another program loads weights. The explorer retries later.
 
         Raises:
-            NotLoadedYet: naming what each server has.
-            ConfigError: likewise, and one has a later version.
+            NotLoadedYet: if no server has it, with the version of each server.
+            ConfigError: if no server has it, and one has a later version.
         """
         for server in self._servers:
             server.look.set()
@@ -303,7 +335,7 @@ class EndpointEngine:
         self._news = asyncio.Event()
 
     def _attach(self) -> None:
-        """Look after the servers in the running event loop, until it ends."""
+        """Start monitoring the servers in the running event loop, until it ends."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
@@ -321,7 +353,7 @@ class EndpointEngine:
 
     def _note_end(self, keeper: asyncio.Task[None]) -> None:
         if not keeper.cancelled() and (error := keeper.exception()):
-            logger.error("the servers are not looked after any more", exc_info=error)
+            logger.error("monitoring of the servers has stopped", exc_info=error)
         self._tell()
 
     async def _watch(self, server: _Server) -> None:
@@ -332,32 +364,32 @@ class EndpointEngine:
             self._tell()
             was_fine = not server.is_left_out
             await _is_set(server.look, server.pause)
-            if was_fine and server.is_left_out:  # a request has failed: look at it after its pause
+            if was_fine and server.is_left_out:  # a request has failed: recheck after the pause
                 server.look.clear()
                 await _is_set(server.look, server.pause)
 
     async def _look_at(self, server: _Server, target: _Target) -> None:
-        """Find out whether a server is usable, and load the version that it should have."""
+        """Check whether a server is usable, and load the required version into it."""
         try:
             await self._dialect.health(self._session, server.url)
             await self._bring(server, target)
-        except Exception as problem:  # the answer is input: the other servers go on
+        except Exception as problem:  # a response is untrusted; the other servers stay usable
             server.leave_out(problem)
             limits, server.limits = server.limits, set()
-            for limit in limits:  # what it samples is asked of others
+            for limit in limits:  # retry its requests on other servers
                 limit.reschedule(asyncio.get_running_loop().time())
         else:
             if server.is_left_out:
-                logger.info("in use: %s with version %s", server.url, server.version)
+                logger.info("usable: %s with version %s", server.url, server.version)
             server.is_left_out, server.confirmed = False, target
 
     async def _bring(self, server: _Server, target: _Target) -> None:
-        """See to it that a server has a version; if other people do so, find out which one it has."""
+        """Load a version into a server; if another program loads weights, read the server's version."""
         label = await self._dialect.version(self._session, server.url)
         has_it = label == str(target.version)
         if not self._load_weights:
             if not (label.isascii() and label.isdecimal()):
-                raise ServerUnavailable(f"{server.url}: has version {label!r}, which is no whole number")
+                raise ServerUnavailable(f"{server.url}: has version {label!r}, which is not an integer")
             if has_it and server.confirmed is not target:
                 await self._check_weights(server, target)
             server.version = int(label)
@@ -379,25 +411,23 @@ class EndpointEngine:
         server.version = target.version
 
     async def _check_weights(self, server: _Server, target: _Target) -> None:
-        """Hear what a server's weights say of the checkpoint's canary.
+        """Compare a server's log-probabilities of the checkpoint's canary with the trainer's.
 
         Raises:
-            ServerUnavailable: something else than the trainer's.
+            ServerUnavailable: if they differ.
         """
         canary = read_canary(target.path)
-        if canary is None:
-            return
-        said = await self._dialect.score(self._session, server.url, canary.token_ids)
-        mean = sum(map(abs, map(sub, said, canary.logprobs))) / len(said)
-        if not mean <= self._tolerance:  # also where it is not a number
-            raise ServerUnavailable(
-                f"{server.url}: does not have the weights of version {target.version}: its log-probabilities "
-                f"of the canary differ from the trainer's by {mean:.3g} nats in the mean"
-            )
+        if canary is not None:
+            said = await self._dialect.score(self._session, server.url, canary.token_ids)
+            if problem := wrong(said, canary, server.canary, self._tolerance):
+                raise ServerUnavailable(
+                    f"{server.url}: does not have the weights of version {target.version}: its {problem}"
+                )
+        server.canary = canary
 
 
 async def _is_set(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, and no longer than so."""
+    """Wait for an event, with a timeout."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

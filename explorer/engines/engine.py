@@ -1,8 +1,8 @@
-"""What the explorer needs of an engine: it turns prompts into sampled responses.
+"""The interface of an engine, which turns prompts into sampled responses.
 
-An engine owns the policy's weights and nothing else: it sees tokens, never tasks or the database. It takes
-requests at any time and answers each as soon as it ends. Each token comes with its log-probability and the
-policy version that sampled it. Importing this needs none of the extras.
+An engine owns the policy's weights and nothing else: it handles tokens, never tasks or the database. It
+accepts requests at any time and answers each as soon as it is finished. Each token comes with its
+log-probability and the policy version that sampled it. Importing this module needs none of the extras.
 """
 
 import asyncio
@@ -18,90 +18,117 @@ from trinity_db.errors import ConfigError, TrinityError
 
 
 class EngineFailed(TrinityError):
-    """The engine cannot sample any more; the explorer ends, and its supervisor starts it again."""
+    """The engine can no longer sample; the explorer exits, and its supervisor restarts it."""
 
 
 class NotLoadedYet(ConfigError):
-    """Other people load the engine's weights, and a server with this version may still come."""
+    """Another program loads the engine's weights, and no server has this version yet."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to continue by at most `max_new_tokens` tokens, or until the context is full."""
+    """A prompt to continue by up to `max_new_tokens` tokens, or until the context is full."""
 
     prompt_ids: Sequence[int]
     max_new_tokens: int
     temperature: float = 1.0
-    """0 takes the likeliest token each time."""
+    """0 always takes the likeliest token."""
     seed: int = 0
-    """The same prompt, weights and seed give the same response, whatever else is sampled beside it."""
+    """The same prompt, weights and seed give the same response, whatever is sampled concurrently."""
     stop: Sequence[str] = ()
-    """Texts that end the response, special tokens by their names included. The response has all tokens up to
-    and including the one that completes such a text, so it may go beyond the text by a part of that token.
-    An engine that samples further tokens before it notices cuts them off: a policy that goes on from the
-    response would read what it was never to say. The finish reason is stop."""
+    """Strings that end the response, including names of special tokens. The response contains all tokens up
+    to and including the token that completes such a string, so its text may extend beyond it. An engine that
+    samples further tokens before it notices must cut them off: a conversation that continues the response
+    would otherwise contain text that the policy was not meant to produce. The finish reason is stop."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished response. The lists have one entry per token of it, the end token included."""
+    """A finished response. The lists have one entry per token, including the end token."""
 
     token_ids: list[int]
     logprobs: list[float]
-    """Under the distribution that each token was sampled from; at temperature 0, that of temperature 1."""
+    """Log-probabilities under the distribution sampled from; at temperature 0, of temperature 1."""
     versions: list[int]
-    """The policy version that sampled each token."""
+    """Policy version that sampled each token."""
     finish_reason: Literal["stop", "length"]
-    """stop: the policy ended the response; length: a limit did."""
+    """stop: the policy ended the response; length: a limit was reached."""
     routing: NDArray[np.uint8] | NDArray[np.uint16] | None = field(default=None, compare=False)
-    """[m, layers, e] The experts that the routers chose, as `Payload` has it, for prompt and response: m is
-    their tokens but the last one. None: the engine does not record it."""
+    """[m, layers, e] Experts chosen by the routers (see `Payload`), for prompt and response: m is the number
+    of their tokens minus one. None: not recorded."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Log-probabilities of tokens at temperature 1. The lists have an entry for each token but the first."""
+
+    logprobs: list[float]
+    likeliest: list[tuple[int, float]]
+    """Likeliest token at each place, and its log-probability."""
 
 
 class Engine(Protocol):
-    """A policy that continues prompts. One event loop uses it at a time."""
+    """A policy that continues prompts. Used by one event loop at a time."""
 
     version: int
-    """The policy version that is loaded."""
+    """Loaded policy version."""
     context: int
-    """Longest sequence in tokens, prompt and response together."""
+    """Maximum sequence length in tokens, prompt plus response."""
     tokenizer: Any
 
     async def load(self, path: Path, version: int) -> None:
-        """Use the weights of a checkpoint from the next token on, in responses that were begun too.
+        """Use the weights of a checkpoint from the next token on, including in unfinished responses.
 
         Raises:
-            NotLoadedYet: ask again; the engine has the weights of before.
-            ConfigError: the folder holds no usable model. The engine samples nothing more until another
-                load succeeds, unless it still has the weights of before.
+            NotLoadedYet: the engine keeps its previous weights; try again later.
+            ConfigError: if the folder has no usable model. The engine samples nothing until another load
+                succeeds, unless it still has its previous weights.
         """
 
     async def generate(self, request: Request) -> Completion:
-        """Continue a prompt. Cancelling the caller gives the response up.
+        """Continue a prompt. Cancelling the caller aborts the response.
 
         Raises:
-            PromptTooLong: the prompt is empty, or leaves no room for one more token.
-            EngineFailed: the engine cannot sample any more.
+            PromptTooLong: if the prompt is empty, or leaves no room for a token.
+            EngineFailed: if the engine can no longer sample.
         """
 
     def close(self) -> None:
-        """Give up what is in flight, and free the weights."""
+        """Abort requests in flight, and free the weights."""
 
 
 def dtype_of(engine: Engine) -> str | None:
-    """Number format of an engine's weights, its attribute `dtype`: float32, bfloat16 or float16.
+    """Return the number format of an engine's weights, its attribute `dtype`: float32, bfloat16 or float16.
 
-    None: there is no such attribute: the engine rounds the weights that it loads by itself.
+    None: it has no such attribute, and rounds the weights that it loads by itself.
     """
     dtype: str | None = getattr(engine, "dtype", None)
     return dtype
 
 
-def sample_all(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
-    """The completions of all requests, in their order, for callers without an event loop.
+async def score(engine: Engine, token_ids: Sequence[int]) -> Scores:
+    """Compute the log-probabilities of given tokens, with the engine's method `score`.
 
     Raises:
-        PromptTooLong: a prompt does not fit.
+        ConfigError: if the engine has no such method.
+        PromptTooLong: if the tokens exceed the context, or there are none.
+        EngineFailed: if the engine can no longer compute.
+    """
+    method = getattr(engine, "score", None)
+    if method is None:
+        raise ConfigError(
+            "This engine has no method score, and cannot compute log-probabilities of given tokens: use "
+            "explorer.engine: transformers."
+        )
+    scores: Scores = await method(token_ids)
+    return scores
+
+
+def sample_all(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
+    """Return the completions of all requests, in order, for callers without an event loop.
+
+    Raises:
+        PromptTooLong: if a prompt does not fit.
     """
 
     async def gathered() -> list[Completion]:

@@ -1,7 +1,7 @@
-"""Rows of a transformers cache: keeping some, and joining those of two caches.
+"""Rows of a transformers cache: selecting rows, and joining the rows of two caches.
 
-Rows are padded on the left, so that their newest tokens stand in one column. Shapes: B rows, H heads,
-L cached columns, D the size of a head.
+Rows are left-padded, so that their newest tokens are in the same column. Shapes: B rows, H heads, L cached
+columns, D the size of a head.
 """
 
 from typing import Any
@@ -23,16 +23,16 @@ _KNOWN = (
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
 )
-"""Layers whose every tensor is handled here. A subclass may hold more, so classes are compared exactly."""
+"""Supported layer classes, compared exactly, as a subclass may hold further tensors."""
 
 
 def is_known(cache: Any) -> bool:
-    """Whether rows of this cache can be selected and joined; others have to be computed anew."""
+    """Whether rows of this cache can be selected and joined; otherwise they must be recomputed."""
     return all(type(layer) in _KNOWN for layer in cache.layers)
 
 
 def select(cache: Any, rows: Tensor, padding: int) -> None:
-    """Keep some rows, and drop `padding` columns on the left, in which none of them has a token."""
+    """Keep some rows, and drop `padding` columns on the left, which contain only padding."""
     for layer in cache.layers:
         if isinstance(layer, LinearAttentionLayer):
             for states in (layer.conv_states, layer.recurrent_states):
@@ -47,7 +47,7 @@ def select(cache: Any, rows: Tensor, padding: int) -> None:
 
 
 def join(first: Any, second: Any) -> None:
-    """Add the rows of the second cache to the first; the shorter rows are padded on the left."""
+    """Append the rows of the second cache to the first; shorter rows are padded on the left."""
     for mine, other in zip(first.layers, second.layers, strict=True):
         if isinstance(mine, LinearAttentionLayer):
             for states, more in (
@@ -66,7 +66,7 @@ def join(first: Any, second: Any) -> None:
 
 
 def _cached(layer: DynamicLayer, length: int) -> int:
-    """How many columns a layer keeps of so many: a sliding window keeps one less than its size."""
+    """Return the number of columns that a layer keeps: a sliding window keeps one less than its size."""
     if isinstance(layer, DynamicSlidingWindowLayer):
         return min(length, int(layer.sliding_window) - 1)
     return length
@@ -78,5 +78,5 @@ def _set_length(layer: DynamicLayer, length: int) -> None:
 
 
 def _widened(values: Tensor, width: int) -> Tensor:
-    """[B, H, L, D] with zeros on the left up to `width` columns; the attention mask hides them."""
+    """Pad [B, H, L, D] with zeros on the left up to `width` columns, which the attention mask hides."""
     return torch.nn.functional.pad(values, (0, 0, width - values.shape[2], 0))

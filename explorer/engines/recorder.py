@@ -1,4 +1,4 @@
-"""Records which experts the routers of a mixture choose while the engine `transformers` samples.
+"""Records the experts chosen by a mixture's routers while the engine `transformers` samples.
 
 Shapes: B rows of a batch, L columns of a call, R routers, K experts of a token.
 """
@@ -16,33 +16,33 @@ from trinity_db.models.routing import routers_of
 
 
 class Routing:
-    """The experts of one response, as far as it went through the model."""
+    """The experts chosen for one response so far."""
 
     def __init__(self) -> None:
         self._parts: list[NDArray[Any]] = []
 
     def add(self, choice: NDArray[Any], length: int) -> None:
-        """Add the experts of the newest tokens.
+        """Append the experts of the newest tokens.
 
         Args:
-            choice: [L, R, K] of the columns of a call. The response stands at their right. Tokens that were
-                computed before, by other weights, keep their experts.
-            length: tokens so far, prompt included.
+            choice: [L, R, K] of the columns of a call, right-aligned. Tokens computed before, with other
+                weights, keep their experts.
+            length: number of tokens so far, including the prompt.
         """
         new = length - sum(map(len, self._parts))
         self._parts.append(choice[len(choice) - new :])
 
     @property
     def whole(self) -> NDArray[Any] | None:
-        """[m, R, K] None if nothing was recorded."""
+        """[m, R, K] All recorded experts; None if nothing was recorded."""
         return np.concatenate(self._parts) if self._parts else None
 
 
 class Recorder:
-    """Records what the routers of a model choose.
+    """Records the choices of a model's routers.
 
     Raises:
-        ConfigError: it has no routers whose choice can be recorded.
+        ConfigError: if it has no supported routers.
     """
 
     def __init__(self, model: Any) -> None:
@@ -56,15 +56,22 @@ class Recorder:
         self._dtype = np.uint8 if found.experts <= 256 else np.uint16
 
     @contextmanager
-    def recording(self, shape: Sequence[int], rows: Sequence[tuple[Routing, int]]) -> Iterator[None]:
-        """Within this `with`, one call of the model adds what is chosen to the rows.
+    def recording(
+        self,
+        shape: Sequence[int],
+        rows: Sequence[tuple[Routing, int]],
+        copies: Sequence[int] | None = None,
+    ) -> Iterator[None]:
+        """Within this `with`, one call of the model appends the chosen experts to the rows.
 
         Args:
             shape: [B, L] of the call.
-            rows: the routing of each row, and its tokens so far.
+            rows: routing of each row, with its number of tokens so far.
+            copies: index of the computed sequence of each row. None: its own.
         """
         with self._routers.noting() as notes:
             yield
         choice = torch.stack(notes, dim=1).view(*shape, len(notes), -1).cpu().numpy().astype(self._dtype)
-        for (routing, length), of_row in zip(rows, choice, strict=True):
+        choices = choice if copies is None else [choice[copy] for copy in copies]
+        for (routing, length), of_row in zip(rows, choices, strict=True):
             routing.add(of_row, length)

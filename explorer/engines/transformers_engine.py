@@ -1,8 +1,8 @@
 """The default engine: a transformers model in this process, with continuous batching, on CPU or GPU.
 
-A thread of its own decodes. Between two tokens it takes new requests into the batch and drops rows that have
-ended, so that no response waits for a longer one. New weights arrive between two tokens as well: the keys and
-values of all rows are computed again, so that each token is sampled by one version over its whole context.
+A separate thread decodes. Between two tokens it adds new requests to the batch and drops finished rows, so
+that no response waits for a longer one. New weights are loaded between two tokens as well: the KV cache of
+all rows is then recomputed, so that each token is sampled by one version over its whole context.
 """
 
 import asyncio
@@ -22,23 +22,33 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import DynamicCache
 
-from trinity_db.config import DEFAULT_PROMPTS, PromptConfig
+from trinity_db.config.shared import DEFAULT_PROMPTS, PromptConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines import kv_cache
 from trinity_db.explorer.engines.decoded_rows import Batch, Row, left_padded, sample
-from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request, Scores
 from trinity_db.explorer.engines.folder import end_tokens
 from trinity_db.explorer.engines.recorder import Recorder
+from trinity_db.explorer.engines.settings import TransformersConfig
 from trinity_db.explorer.engines.stops import has_stopped
 from trinity_db.explorer.engines.trial import decodes_side_by_side
-from trinity_db.models import computing_dtype, context_of, default_device, load_model, load_tokenizer
+from trinity_db.models import (
+    computing_dtype,
+    context_of,
+    default_device,
+    end_tokens_of,
+    load_adapted,
+    load_model,
+    load_tokenizer,
+)
 from trinity_db.models.adapter_folder import is_adapter
+from trinity_db.models.chat.prompts import ChatRenderer, PromptTooLong
 from trinity_db.models.lora import AdaptedModel
 from trinity_db.models.rounding import round_to, seed_names
-from trinity_db.prompts import ChatRenderer, PromptTooLong
 
-MAX_TOKENS = 65_536  # of keys and values in memory: 1.6 GB for a model of 0.5 B parameters, in float32
-ADMIT_SHARE = 4  # new rows wait until they are one in so many: each admission copies the cache
+MAX_TOKENS = 65_536  # KV cache capacity: 1.6 GB for a model of 0.5 B parameters, in float32
+SCORED = 256  # positions whose log-probabilities over the vocabulary are computed at a time
+ADMIT_SHARE = 4  # new rows wait until they are 1/4 of the running ones: each admission copies the cache
 
 
 @dataclass
@@ -48,18 +58,31 @@ class _Loading:
     done: Future[None] = field(default_factory=Future)
 
 
-class TransformersEngine:
-    """One model and its tokenizer; the model is built once, and takes the weights of each version.
+def create(settings: TransformersConfig, prompts: PromptConfig, record_routing: bool) -> "TransformersEngine":
+    """Create the engine from its settings."""
+    return TransformersEngine(
+        max_tokens=settings.max_tokens, dtype=settings.dtype, prompts=prompts, record_routing=record_routing
+    )
 
-    Of a version that is an adapter it takes the adapted weights, merged with those of the base. For that the
-    base stays in main memory, in float32.
+
+@dataclass
+class _Scoring:
+    token_ids: Sequence[int]
+    done: Future[Scores] = field(default_factory=Future)
+
+
+class TransformersEngine:
+    """Holds one model and its tokenizer. The model is built once, and loads the weights of each version.
+
+    If a version is an adapter, its weights are merged with those of the base, which stays in main memory in
+    float32.
 
     Args:
-        max_tokens: rows of the batch times the columns that the longest of them may take; further requests
-            wait. A single request is taken in any case.
-        dtype: of weights, keys and values, as `computing_dtype` reads it; the logits of a token become
-            float32 before it is sampled.
-        record_routing: whether responses say which experts were chosen.
+        max_tokens: KV cache capacity: rows of the batch times the columns that the longest may take; further
+            requests wait. A single request is always admitted.
+        dtype: number format of weights and KV cache (see `computing_dtype`); logits are converted to
+            float32 before sampling.
+        record_routing: whether responses include the chosen experts.
     """
 
     version: int
@@ -82,31 +105,33 @@ class TransformersEngine:
         self._prompts = prompts
         self._records_routing = record_routing
         self._recorder: Recorder | None = None
-        """Of the model, if its choice of experts is recorded."""
+        """Records the chosen experts, if enabled."""
         self._model: Any = None
         self._adapted: AdaptedModel | None = None
-        """What the model's weights were merged from, if its version is an adapter."""
+        """Adapter and base that the model's weights were merged from, if its version is an adapter."""
         self._whole: Path | None = None
-        """The folder that the model's weights were read from, if its version is a whole model."""
+        """Folder that the model's weights were read from, if its version is a whole model."""
         self._vocabulary = 0
-        """Tokens that the model knows."""
+        """Size of the model's vocabulary."""
         self._end_tokens: frozenset[int] = frozenset()
         self._is_alone: bool | None = None
-        """Whether each row is decoded alone, since neighbours change it. None before the first model."""
+        """Whether each row must be decoded alone, since batching changes its logits. None before the first
+        model."""
         self._batch: Batch | None = None
         self._changed = threading.Condition()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._unanswered: set[Row] = set()
         self._waiting: deque[Row] = deque()
         self._loads: deque[_Loading] = deque()
+        self._scorings: deque[_Scoring] = deque()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._closed = False
         self._is_waking = False
-        """Whether the thread will be woken for what it was asked last."""
+        """Whether a wake-up of the thread is already scheduled."""
 
     async def load(self, path: Path, version: int) -> None:
-        """The first call builds the model; later ones read weights or an adapter into it, which is fast."""
+        """Build the model in the first call; later, read weights or an adapter into it, which is fast."""
         loading = _Loading(path, version)
         with self._asking():
             self._loads.append(loading)
@@ -116,12 +141,9 @@ class TransformersEngine:
         length = len(request.prompt_ids)
         if not 0 < length < self.context:
             raise PromptTooLong(
-                f"A prompt of {length} tokens does not fit: this model takes 1 to {self.context - 1}."
+                f"A prompt of {length} tokens does not fit: this model accepts 1 to {self.context - 1}."
             )
-        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._vocabulary:
-            raise ValueError(
-                f"The prompt has a token that is none of this model's: 0 to {self._vocabulary - 1}."
-            )
+        self._check_tokens(request.prompt_ids)
         limit = min(request.max_new_tokens, self.context - length)
         loop = asyncio.get_running_loop()
         random = np.random.Generator(np.random.Philox(key=request.seed))
@@ -135,6 +157,24 @@ class TransformersEngine:
             row.ended = True
             self._unanswered.discard(row)
 
+    async def score(self, token_ids: Sequence[int]) -> Scores:
+        """Compute log-probabilities of given tokens, in one pass over them alone."""
+        if not 0 < len(token_ids) <= self.context:
+            raise PromptTooLong(
+                f"{len(token_ids)} tokens do not fit: this model accepts 1 to {self.context}."
+            )
+        self._check_tokens(token_ids)
+        scoring = _Scoring(token_ids)
+        with self._asking():
+            self._scorings.append(scoring)
+        return await asyncio.shield(asyncio.wrap_future(scoring.done))
+
+    def _check_tokens(self, token_ids: Sequence[int]) -> None:
+        if not 0 <= min(token_ids) <= max(token_ids) < self._vocabulary:
+            raise ValueError(
+                f"The prompt has a token outside of this model's vocabulary: 0 to {self._vocabulary - 1}."
+            )
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -145,10 +185,10 @@ class TransformersEngine:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Within a `with`, the caller may put work before the thread, which is started and woken.
+        """Within this `with`, the caller may queue work for the thread, which is started and woken.
 
-        It is woken when the event loop has gone through all that is ready, so that requests which many
-        attempts make at once are taken into the batch together.
+        The wake-up waits until the event loop has run everything that is ready, so that requests made by many
+        attempts at once enter the batch together.
         """
         with self._changed:
             if self._failure is not None:
@@ -170,10 +210,11 @@ class TransformersEngine:
         try:
             while self._has_work():
                 self._load_what_is_asked()
+                self._score_what_is_asked()
                 self._admit()
                 if self._batch is not None:
                     self._decode(self._batch)
-        except BaseException as error:  # as when memory is short: the callers say what happened
+        except BaseException as error:  # such as out of memory; passed on to the callers
             self._fail(error)
         else:
             self._fail(RuntimeError("it was closed"))
@@ -182,8 +223,8 @@ class TransformersEngine:
         """Wait until there is something to do; False when the engine is closed."""
         with self._changed:
             while not self._closed:
-                can_sample = self._model is not None and (self._batch or self._waiting)
-                if can_sample or self._loads:
+                has_requests = self._batch or self._waiting or self._scorings
+                if self._loads or (self._model is not None and has_requests):
                     return True
                 self._changed.wait()
         return False
@@ -192,21 +233,22 @@ class TransformersEngine:
         with self._changed:
             self._failure = error
             rows = [row for row in list(self._unanswered) if not row.ended]
-            loads = list(self._loads)
+            unanswered: list[_Loading | _Scoring] = [*self._loads, *self._scorings]
             self._waiting.clear()
             self._loads.clear()
+            self._scorings.clear()
             self._batch = None
         failure = EngineFailed(f"The engine has failed: {error}")
         _give(dict.fromkeys(rows, failure))
-        for loading in loads:
-            loading.done.set_exception(failure)
+        for one in unanswered:
+            one.done.set_exception(failure)
 
     def _load_what_is_asked(self) -> None:
         with self._changed:
             if not self._loads:
                 return
             loading = self._loads.popleft()
-            if self._batch is not None:  # begun again by the new weights, over all tokens that they have
+            if self._batch is not None:  # recompute all tokens so far with the new weights
                 self._waiting.extendleft(reversed([row for row in self._batch.rows if not row.ended]))
                 self._batch = None
         try:
@@ -216,24 +258,43 @@ class TransformersEngine:
         else:
             loading.done.set_result(None)
 
+    @torch.inference_mode()
+    def _score_what_is_asked(self) -> None:
+        """Compute the next log-probabilities of given tokens."""
+        with self._changed:
+            if self._model is None or not self._scorings:
+                return
+            scoring = self._scorings.popleft()
+        ids = torch.tensor([scoring.token_ids], device=self.device)
+        logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1]
+        logprobs: list[float] = []
+        likeliest: list[tuple[int, float]] = []
+        for begin in range(0, len(logits), SCORED):
+            normed = logits[begin : begin + SCORED].float().log_softmax(-1)
+            tokens = ids[0, 1 + begin : 1 + begin + len(normed), None]
+            logprobs += normed.gather(1, tokens)[:, 0].tolist()
+            best = normed.max(-1)
+            likeliest += zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        scoring.done.set_result(Scores(logprobs, likeliest))
+
     def _load(self, path: Path, version: int) -> None:
         if is_adapter(path):
             self._load_adapter(path)
         else:
             self._adapted = self._whole = None
             if not self._takes(path / "model.safetensors"):
-                self._model = None  # rather than two in memory
-                # In float32 it may be too large for a GPU.
+                self._model = None  # free it first: two may not fit in memory
+                # Load on the CPU: in float32 it may be too large for a GPU.
                 self._build(load_model(path, "cpu"), path)
             self._whole = path
         self.version = version
 
     def _load_adapter(self, path: Path) -> None:
-        """Merge an adapter into the model. If the model is not of this base, build it first."""
+        """Merge an adapter into the model. If the model has another base, build the base first."""
         if self._adapted is not None and self._adapted.fits(path):
             self._adapted.load(path)
         else:
-            adapted = AdaptedModel(path)
+            adapted = load_adapted(path)
             if self._whole != adapted.base:
                 self._model = self._adapted = None
                 self._build(load_model(adapted.base, "cpu"), adapted.base)
@@ -241,11 +302,11 @@ class TransformersEngine:
         self._adapted.merge_into(self._model)
 
     def _build(self, model: Any, path: Path) -> None:
-        """Use another model, with the tokenizer in a folder."""
+        """Switch to another model, with the tokenizer in a folder."""
         self.tokenizer = load_tokenizer(path)
         for config in (model.config, model.config.get_text_config()):
-            # Trained with the loss of routers, which transformers would compute at each token, or not at
-            # all: it takes the mask of a whole row for that of the token.
+            # A model trained with a router loss would compute it for each token, or fail, since transformers
+            # applies the attention mask of the whole row to the token.
             config.output_router_logits = False
         self.context = context_of(model.config)
         if self._is_alone is None:
@@ -253,28 +314,31 @@ class TransformersEngine:
         if self._records_routing:
             self._recorder = Recorder(model)
         self._vocabulary = model.get_input_embeddings().num_embeddings
-        self._end_tokens = end_tokens(ChatRenderer(self.tokenizer, self._prompts), model.generation_config)
+        self._end_tokens = end_tokens(
+            ChatRenderer(self.tokenizer, self._prompts), end_tokens_of(model.generation_config)
+        )
         seeds = seed_names(model)
         for name, parameter in model.named_parameters():
             parameter.data = round_to(parameter.data, seeds[name], self._dtype)
         for name, buffer in model.named_buffers():
-            # In 16 bits the frequencies of rotary embeddings turn positions of a thousand and more.
+            # Rotary frequencies in 16 bits are too imprecise for positions of a thousand and more.
             if buffer.is_floating_point() and not name.endswith("inv_freq"):
                 buffer.data = buffer.data.to(self._dtype)
-        # Last: a folder that is pruned meanwhile leaves no model without tokenizer.
+        # Set it last: if the folder is pruned in between, no model is left without a tokenizer.
         self._model = model.to(self.device)
 
     def _takes(self, weights: Path) -> bool:
-        """Read weights into the model, if there is one and they have the names of its own.
+        """Read weights into the model. False without a model, or if names or shapes differ.
 
-        Some models are saved by names of an older transformers, as those whose language model is a part.
+        Some models are saved with names of an older transformers, such as those with a language model as a
+        part.
         """
         if self._model is None or not weights.is_file():
             return False
         try:
             found = load_file(weights, device=self.device)
         except safetensors.SafetensorError as error:
-            raise ConfigError(f"{weights}: is damaged: {error}") from error
+            raise ConfigError(f"{weights}: is corrupted: {error}") from error
         own, seeds = self._model.state_dict(), seed_names(self._model)
         taken = {seeds.get(name, name) for name in found}
         if len(taken) < len(found) or taken != {seeds.get(name, name) for name in own}:
@@ -287,7 +351,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _admit(self) -> None:
-        """Take waiting requests into the batch, as many as there is memory for."""
+        """Move waiting requests into the batch, as far as the KV cache allows."""
         running = [row for row in self._batch.rows if not row.ended] if self._batch else []
         with self._changed:
             if self._model is None or ADMIT_SHARE * len(self._waiting) < len(running):
@@ -314,16 +378,24 @@ class TransformersEngine:
             self._batch.join(fresh)
 
     def _begun(self, rows: list[Row]) -> Batch:
-        """A batch of these rows, each with one more token."""
-        tokens, mask = left_padded([[*row.request.prompt_ids, *row.token_ids] for row in rows], self.device)
-        batch = Batch(rows, tokens, mask, DynamicCache(config=self._model.config))
-        self._advance(batch, (mask.cumsum(1) - 1).clamp(min=0))
+        """Build a batch of these rows, and sample one token for each.
+
+        Rows with the same tokens, such as the members of a group at their start, are computed once.
+        """
+        cache = DynamicCache(config=self._model.config)
+        contexts = [(*row.request.prompt_ids, *row.token_ids) for row in rows]
+        distinct = list(dict.fromkeys(contexts)) if kv_cache.is_known(cache) else contexts
+        places = {context: place for place, context in enumerate(distinct)}
+        tokens, mask = left_padded(distinct, self.device)
+        batch = Batch(rows, tokens, mask, cache)
+        copies = [places[context] for context in contexts] if len(distinct) < len(rows) else None
+        self._advance(batch, (mask.cumsum(1) - 1).clamp(min=0), copies)
         return batch
 
     @torch.inference_mode()
     def _decode(self, batch: Batch) -> None:
-        """One more token for each row."""
-        running = [row for row in batch.rows if not row.ended]  # asked once: callers may give up at any time
+        """Sample one more token for each row."""
+        running = [row for row in batch.rows if not row.ended]  # read once: callers may give up at any time
         if not running:
             self._batch = None
             return
@@ -335,10 +407,15 @@ class TransformersEngine:
         batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.rows), 1)], dim=1)
         self._advance(batch, batch.mask.sum(1, keepdim=True) - 1)
 
-    def _advance(self, batch: Batch, positions: Tensor) -> None:
-        """Run the model over `batch.tokens`, sample one token a row, and answer the requests that it ends."""
+    def _advance(self, batch: Batch, positions: Tensor, copies: Sequence[int] | None = None) -> None:
+        """Run the model on `batch.tokens`, sample one token per row, and answer finished requests.
+
+        Args:
+            copies: index of the sequence in `batch.tokens` that each row begins with. None: its own.
+        """
         rows = [(row.routing, row.length) for row in batch.rows]
-        with self._recorder.recording(batch.tokens.shape, rows) if self._recorder else nullcontext():
+        recorder = self._recorder
+        with recorder.recording(batch.tokens.shape, rows, copies) if recorder else nullcontext():
             logits = self._model(
                 input_ids=batch.tokens,
                 attention_mask=batch.mask,
@@ -346,6 +423,10 @@ class TransformersEngine:
                 past_key_values=batch.cache,
                 logits_to_keep=1,
             ).logits[:, -1]
+        if copies is not None:
+            index = torch.tensor(copies, device=logits.device)
+            kv_cache.select(batch.cache, index, padding=0)
+            batch.mask, logits = batch.mask[index], logits[index]
         batch.tokens, logprobs = sample(logits, batch.rows)
         new = zip(batch.rows, batch.tokens[:, 0].tolist(), logprobs[:, 0].tolist(), strict=True)
         answers: dict[Row, Completion | Exception] = {}
@@ -356,7 +437,7 @@ class TransformersEngine:
         _give(answers)
 
     def _append(self, row: Row, token: int, logprob: float) -> Completion | None:
-        """Add a token to a row; its completion, where that is the last one."""
+        """Append a token to a row; return its completion if it is finished."""
         row.token_ids.append(token)
         row.logprobs.append(logprob)
         row.versions.append(self.version)
@@ -371,11 +452,11 @@ class TransformersEngine:
 
 
 def _give(answers: Mapping[Row, Completion | Exception]) -> None:
-    """Answer requests, each loop's all at once: waking a loop costs more than an answer."""
+    """Answer requests, all of an event loop at once: waking a loop costs more than an answer."""
 
     def give(rows: Sequence[Row]) -> None:
         for row in rows:
-            if row.answer.done():  # given up
+            if row.answer.done():  # cancelled
                 continue
             answer = answers[row]
             if isinstance(answer, Exception):
@@ -384,5 +465,5 @@ def _give(answers: Mapping[Row, Completion | Exception]) -> None:
                 row.answer.set_result(answer)
 
     for loop in {row.loop for row in answers}:
-        with suppress(RuntimeError):  # the loop has ended, and its callers with it
+        with suppress(RuntimeError):  # the loop has been closed, with its callers
             loop.call_soon_threadsafe(give, [row for row in answers if row.loop is loop])

@@ -1,7 +1,7 @@
-"""A trial of how transformers decodes a model: some of its caches do not give what the model computes.
+"""Tests whether transformers decodes a model correctly: some of its caches change the model's results.
 
-The trial's rows are shorter than most windows. It finds caches that lose a state, and states into which the
-padding of a shorter row goes.
+The test rows are shorter than most windows. It detects caches that lose a state, and states that include the
+padding of a shorter row.
 """
 
 from collections.abc import Sequence
@@ -15,24 +15,24 @@ from trinity_db.errors import ConfigError
 from trinity_db.models import context_of
 from trinity_db.models.time_steps import has_limit
 
-ROWS = (9, 4)  # tokens of the two sequences
-DECODED = 2  # tokens of each that are not in the first call
+ROWS = (9, 4)  # lengths of the two test sequences
+DECODED = 2  # tokens of each that are decoded after the first call
 
 
 @torch.inference_mode()
 def decodes_side_by_side(model: Any) -> bool:
-    """Whether rows that are padded on the left get the logits that each gets alone, without a cache.
+    """Whether left-padded rows get the same logits as each row alone without a cache.
 
-    Also true of a model that takes shorter sequences only, or whose logits are not finite.
+    Also true for models that only accept shorter sequences, or whose logits are not finite.
 
     Raises:
-        ConfigError: a row that is decoded alone gets other logits than without a cache, or would on some
+        ConfigError: if even a single row gets wrong logits when decoded with a cache, or would for some
             tokens.
     """
     if has_limit(model):
         raise ConfigError(
             f"{model.config.name_or_path}: transformers decodes {type(model).__name__} without the "
-            "time_step_limit of its config.json; name another engine, as in explorer: {engine: vllm}."
+            "time_step_limit of its config.json; use another engine, such as explorer: {engine: vllm}."
         )
     if context_of(model.config) < max(ROWS):
         return True
@@ -47,12 +47,12 @@ def decodes_side_by_side(model: Any) -> bool:
         return False
     raise ConfigError(
         f"{model.config.name_or_path}: transformers decodes {type(model).__name__} to other logits than it "
-        "computes for whole sequences; name another engine, as in explorer: {engine: vllm}."
+        "computes for whole sequences; use another engine, such as explorer: {engine: vllm}."
     )
 
 
 def _decoded(model: Any, rows: Sequence[Tensor]) -> list[Tensor] | None:
-    """For each row the logits [DECODED + 1, V] of its last tokens; None if the model cannot be called so."""
+    """Return the logits [DECODED + 1, V] of each row's last tokens; None if it needs another interface."""
     width = max(map(len, rows))
     tokens = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
     mask = torch.stack([torch.arange(width, device=row.device) >= width - len(row) for row in rows]).long()
@@ -71,7 +71,7 @@ def _decoded(model: Any, rows: Sequence[Tensor]) -> list[Tensor] | None:
                     logits_to_keep=1,
                 ).logits[:, -1]
             )
-    except Exception:  # any error: the model has a cache of another kind
+    except Exception:  # any error: the model needs another kind of cache
         return None
     return list(torch.stack(found, dim=1))
 
@@ -79,7 +79,7 @@ def _decoded(model: Any, rows: Sequence[Tensor]) -> list[Tensor] | None:
 def _same(found: list[Tensor] | None, expected: list[Tensor]) -> bool:
     if found is None:
         return False
-    tolerance = torch.finfo(expected[0].dtype).eps ** 0.5  # of the largest logit; another context gives 1
+    tolerance = torch.finfo(expected[0].dtype).eps ** 0.5  # relative; a wrong context gives about 1
     return all(
         bool((one - other).abs().max() <= tolerance * other.abs().max())
         for one, other in zip(found, expected, strict=True)

@@ -1,12 +1,12 @@
-"""Environments: classes that a policy acts in, a user's own or those of packages.
+"""Environments: classes that a policy acts in, custom or from packages.
 
-    environment     what such a class offers
-    played          the workflow that is made from one
-    instance        one environment of one attempt, in a thread of its own
-    process, child  the same in a process of its own, also of another interpreter
-    methods         the public methods of its class
-    text, tool_use  how the policy acts: by texts, or by tools
-    adapters        classes for environments of packages and of servers
+    environment     interfaces of such a class
+    played          the workflow for a class
+    instance        one environment of one attempt, in a dedicated thread
+    process, child  the same in a separate process, possibly of another interpreter
+    methods         public methods of the class
+    text, tool_use  how the policy acts: through text, or through tools
+    adapters        classes for environments of packages and servers
 
-Nothing is imported here: what a process of another interpreter imports must not need our packages.
+Nothing is imported here: modules used in a process of another interpreter must not need our packages.
 """

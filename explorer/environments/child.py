@@ -1,9 +1,9 @@
-"""The process in which environments live apart from the explorer: one after another, asked over JSON lines.
+"""A process that hosts environments outside of the explorer, one after another, controlled by JSON lines.
 
-`process.py` starts it as a program, `python child.py FOLDER_OF_TRINITY_DB`, also with another interpreter,
-which may lack this project and its packages. So it imports the standard library alone; only tools need
-pydantic. Each line on standard input asks for one thing. The answer is one line on standard output:
-{"result": …} or {"error": …}. What an environment prints goes to standard error.
+`process.py` starts it as a program, `python child.py FOLDER_OF_TRINITY_DB`, possibly with another
+interpreter, which may lack this project and its packages. So it imports only the standard library; only tools
+need pydantic. Each line on standard input is a request. The response is one line on standard output:
+{"result": …} or {"error": …}. Output of the environment goes to standard error.
 """
 
 import asyncio
@@ -20,33 +20,33 @@ from typing import Any, TextIO
 
 
 def main() -> None:
-    """Answer until standard input ends."""
-    asked, answers = _own_pipes()
+    """Serve requests until standard input ends."""
+    requests, answers = _own_pipes()
     _find_project(sys.argv[1])
     lines: SimpleQueue[str] = SimpleQueue()
-    threading.Thread(target=_read, args=(asked, lines), daemon=True).start()
+    threading.Thread(target=_read, args=(requests, lines), daemon=True).start()
     asyncio.run(_serve(lines, answers))
 
 
-class _Server:
-    """What can be asked for. A method may return an awaitable."""
+class _Handlers:
+    """Handlers of requests. A method may return an awaitable."""
 
     def __init__(self) -> None:
         self._environment: Any = None
         self._tools: Any = None
 
     def check(self, name: str, options: Mapping[str, Any]) -> list[str]:
-        """The public methods of a class that takes these options."""
-        from trinity_db import functions
+        """Return the public methods of a class, after checking that it accepts these options."""
+        from trinity_db.config import user_functions
         from trinity_db.explorer.environments import adapters, methods
 
         adapters.check_package(name)
-        found = adapters.find(name)
-        functions.check_call(found, f"Environment '{name}'", "its options", (), options)
-        return methods.check(found, f"Environment '{name}'")
+        environment = adapters.find(name)
+        user_functions.check_call(environment, f"Environment '{name}'", "its options", (), options)
+        return methods.check(environment, f"Environment '{name}'")
 
     def make(self, name: str, options: Mapping[str, Any]) -> list[str]:
-        """Make an instance; its public methods."""
+        """Create an instance, and return its public methods."""
         from trinity_db.explorer.environments.adapters import find
         from trinity_db.explorer.environments.methods import methods_of
 
@@ -54,81 +54,81 @@ class _Server:
         return methods_of(type(self._environment))
 
     async def tools(self) -> list[Mapping[str, Any]]:
-        """Name, description and JSON schema of each tool of the instance."""
+        """Return name, description and JSON schema of each tool of the instance."""
         from trinity_db.explorer.environments.methods import tools_from
 
         async def run(function: Any) -> Any:
             result = function()
             return await result if inspect.isawaitable(result) else result
 
-        found = tools_from(self._environment, run)
-        self._tools = await found if inspect.isawaitable(found) else found
+        tools = tools_from(self._environment, run)
+        self._tools = await tools if inspect.isawaitable(tools) else tools
         return [
-            {"name": name, "description": one.description, "parameters": one.parameters}
-            for name, one in self._tools.items()
+            {"name": name, "description": tool.description, "parameters": tool.parameters}
+            for name, tool in self._tools.items()
         ]
 
     async def use(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """What a tool answers, or what went wrong in it, as the model reads it."""
-        from trinity_db.explorer.tools import ToolCall, answer
+        """Return a tool's result, or its error as text for the model."""
+        from trinity_db.explorer.attempt.tools import ToolCall, answer
 
         return (await answer(ToolCall(name, arguments), self._tools))["content"]
 
     def call(self, method: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a method returns."""
+        """Call a method, and return its result."""
         return getattr(self._environment, method)(*args, **kwargs)
 
     def reward(self) -> Any:
-        """What the attempt earned."""
+        """Return the attempt's reward."""
         from trinity_db.explorer.environments.methods import reward_of
 
         return reward_of(self._environment)
 
     def close(self) -> Any:
-        """Free what the instance holds."""
+        """Free the instance's resources."""
         environment, self._environment, self._tools = self._environment, None, None
         return environment.close() if hasattr(environment, "close") else None
 
 
 async def _serve(lines: "SimpleQueue[str]", answers: TextIO) -> None:
+    from trinity_db.config.user_functions import describe_error
     from trinity_db.errors import TrinityError
-    from trinity_db.functions import describe_error
 
-    server = _Server()
+    server = _Handlers()
     while True:
-        asked = json.loads(lines.get())
+        request = json.loads(lines.get())
         try:
-            result = getattr(server, asked.pop("do"))(**asked)
+            result = getattr(server, request.pop("do"))(**request)
             if inspect.isawaitable(result):
                 result = await result
             line = json.dumps({"result": result}, default=_plain)
         except TrinityError as error:
             line = json.dumps({"error": str(error)})
-        except (Exception, SystemExit) as error:  # a user's own code
+        except (Exception, SystemExit) as error:  # user code
             line = json.dumps({"error": describe_error(error)})
         answers.write(line + "\n")
         answers.flush()
 
 
 def _own_pipes() -> tuple[TextIO, TextIO]:
-    """The two pipes to the explorer, moved away from where an environment reads and prints."""
-    asked = os.fdopen(os.dup(0), encoding="utf-8")
+    """Move the pipes to the explorer away from the standard streams, which an environment may use."""
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    return asked, answers
+    return requests, answers
 
 
-def _read(asked: TextIO, lines: "SimpleQueue[str]") -> None:
-    for line in asked:
+def _read(requests: TextIO, lines: "SimpleQueue[str]") -> None:
+    for line in requests:
         lines.put(line)
-    # The explorer has ended. What the environment started goes too: it is in this process's group.
+    # The explorer has exited. Kill the environment's child processes too: they are in this process group.
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _find_project(folder: str) -> None:
-    """Make this project importable, and nothing else of the interpreter that it was installed for."""
+    """Make this project importable, without the other packages of the interpreter it is installed for."""
     spec = importlib.util.spec_from_file_location(
         "trinity_db", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
     )
@@ -139,7 +139,7 @@ def _find_project(folder: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A number or an array of numpy as JSON has it; anything else as its text."""
+    """Convert numpy numbers and arrays to JSON values, anything else to a string."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

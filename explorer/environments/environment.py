@@ -1,9 +1,9 @@
-"""What a user's environment is: a class, and one instance of it for each attempt.
+"""Interfaces of a user's environment: a class, with one instance for each attempt.
 
 With a method `step` it is a text environment in the style of Gymnasium. Without one, its other public methods
-are the tools that the policy may call, as in TRL's `environment_factory`. With a method `attempt` it plays by
-itself. Every method may be a coroutine
-function, and `close()` is called at the end if there is one. Importing this needs no package.
+are offered to the policy as tools (like TRL's `environment_factory`). With a method `attempt` it runs the
+whole attempt by itself. Any method may be a coroutine function. `close()` is called at the end, if defined.
+Importing this module needs no package.
 """
 
 from collections.abc import Mapping
@@ -11,55 +11,56 @@ from typing import Any, Protocol
 
 
 class NotStarted(Exception):
-    """The environment could not be started, which is not the task's fault."""
+    """The environment could not be started, which does not count against the task."""
 
 
 class TextEnvironment(Protocol):
-    """An environment that the policy acts in by texts."""
+    """An environment in which the policy acts through text."""
 
     def reset(self, *, seed: int, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """Begin.
+        """Start an episode.
 
         Args:
-            seed: the task's column `seed`; without one, a number that all attempts of a rollout group share.
-            options: the columns of the task as they were imported.
+            seed: the task's column `seed`; without one, a number shared by all attempts of a rollout group.
+            options: columns of the task as imported.
 
         Returns:
-            what the policy reads first, and `info`.
+            The first observation, and `info`.
         """
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
-        """Act by a text of the policy.
+        """Apply a response of the policy as an action.
 
         Returns:
-            what the policy reads next, what the action earned, whether the task came to its end, whether a
-            limit ended it, and `info`. Its entry `state` says by a text where the policy acts next, for
-            algorithms that compare what was done in equal states; without it, what the policy reads does.
+            The next observation, the reward of the action, whether the task ended, whether a limit ended it,
+            and `info`. Its entry `state` is a string that identifies the policy's next state, for algorithms
+            that compare actions taken in equal states; by default, the observation does.
         """
 
 
 class ToolEnvironment(Protocol):
-    """An environment that the policy acts in by tools: its public methods, each with a docstring.
+    """An environment in which the policy acts through tools: its public methods, each with a docstring.
 
-    What the attempt earned is what `get_reward()` returns at its end, or else the attribute `reward`. Where
-    the class has neither, reward functions alone judge. A class whose tools are not its methods, as those of
-    a server, has `list_tools()`, which returns `trinity_db.explorer.tools.Tool` by name.
+    The attempt's reward is the result of `get_reward()` at its end, or else the attribute `reward`. If the
+    class has neither, only reward functions score the attempt. A class whose tools are not its methods, such
+    as those of a server, defines `list_tools()`, which returns objects of the class `Tool`
+    (`trinity_db.explorer.attempt.tools`) by name.
     """
 
     def reset(self, **task: Any) -> str | None:
-        """Begin. The text that it returns is added to what the task says."""
+        """Start an episode. The returned text is appended to the task's prompt."""
 
 
 class PlayingEnvironment(Protocol):
-    """An environment that plays by itself, as an agent of another framework: it asks the policy over HTTP."""
+    """An environment that runs attempts by itself, querying the policy over HTTP: an agent framework."""
 
     def attempt(self, *, task: Mapping[str, Any], url: str, key: str) -> Any:
-        """Make the attempt, by the protocol of OpenAI or Anthropic.
+        """Run the attempt, using the protocol of OpenAI or Anthropic.
 
         Args:
-            url: the base URL, without /v1.
-            key: the API key, which stands for this attempt.
+            url: base URL, without /v1.
+            key: API key, which identifies this attempt.
 
         Returns:
-            what it earned: a number, several by name, or None.
+            The reward: a number, numbers by name, or None.
         """

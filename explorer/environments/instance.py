@@ -1,7 +1,7 @@
-"""One environment of one attempt: started, called and closed in a thread of its own.
+"""One environment of one attempt: started, called and closed in a dedicated thread.
 
-So an environment may block, and the other attempts go on. All its calls come from the same thread, because
-some libraries, as those of databases and of browsers, want that.
+An environment may therefore block without stopping other attempts. All its calls come from the same thread,
+as some libraries require, such as those of databases and browsers.
 """
 
 import asyncio
@@ -13,40 +13,40 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from trinity_db.config.user_functions import describe_error, in_thread
+from trinity_db.explorer.attempt.tools import Tool
 from trinity_db.explorer.environments.environment import NotStarted
 from trinity_db.explorer.environments.methods import Run, methods_of, reward_of, tools_from
-from trinity_db.explorer.tools import Tool
-from trinity_db.functions import describe_error, in_thread
 
 logger = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 5.0  # that the end of an attempt waits for; an environment that takes longer is left behind
+CLOSE_SECONDS = 5.0  # how long an attempt waits for closing; a slower environment is abandoned
 
 
 class Host(Protocol):
-    """Where an environment lives. Its methods block, and are called in the instance's thread."""
+    """The place where an environment runs. The methods block, and are called in the instance's thread."""
 
     def start(self) -> list[str]:
-        """Make the environment; the names of its public methods."""
+        """Create the environment and return the names of its public methods."""
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """What the method returns, or an awaitable of it."""
+        """Return the method's result, or an awaitable of it."""
 
     def tools(self, run: Run) -> dict[str, Tool] | Awaitable[dict[str, Tool]]:
-        """What the policy may call; `run` calls a function in the instance's thread."""
+        """Return the tools for the policy; `run` calls a function in the instance's thread."""
 
     def reward(self) -> Any:
-        """What a tool environment says that the attempt earned, or an awaitable of it."""
+        """Return the reward that a tool environment reports for the attempt, or an awaitable of it."""
 
     def close(self) -> Any:
-        """Free what it holds: nothing, or an awaitable."""
+        """Free the environment's resources; returns None or an awaitable."""
 
     def interrupt(self) -> None:
-        """End a call that is under way, where that is possible. From another thread; it may take seconds."""
+        """Interrupt the current call, if possible. Called from another thread; may take seconds."""
 
 
 class InProcess:
-    """An environment in the explorer's process. A call that hangs cannot be ended."""
+    """Hosts an environment in the explorer's process. A call that hangs cannot be interrupted."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -69,15 +69,15 @@ class InProcess:
         return self._environment.close() if hasattr(self._environment, "close") else None
 
     def interrupt(self) -> None:
-        """Python ends no thread."""
+        """Do nothing: Python cannot kill threads."""
 
 
 class Instance:
-    """An environment as its attempt uses it.
+    """An environment as used by its attempt.
 
     Args:
-        name: what messages call it.
-        seconds: longest time of one call, start included; None: no limit.
+        name: name of the environment in messages.
+        seconds: timeout of one call, including the start; None: no limit.
     """
 
     def __init__(self, host: Host, name: str, seconds: float | None) -> None:
@@ -87,54 +87,54 @@ class Instance:
         self._seconds = seconds
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._latest: Future[Any] | None = None
-        """The call that was asked for last."""
+        """The latest call."""
         self._has_started = False
-        # A daemon, so that an explorer that stops does not wait for an environment that hangs.
+        # A daemon thread, so that a stopping explorer does not wait for an environment that hangs.
         threading.Thread(target=self._serve, name=f"environment {name}", daemon=True).start()
 
     async def start(self) -> None:
-        """Make the environment.
+        """Create the environment.
 
         Raises:
-            NotStarted: with what it raised.
+            NotStarted: if it raises an error.
         """
         try:
             await self._limited(self._start, "start")
-        except Exception as error:  # a user's own code
+        except Exception as error:  # user code
             raise NotStarted(describe_error(error)) from error
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """What a method returns.
+        """Call a method and return its result.
 
         Raises:
-            TimeoutError: it took too long.
-            Exception: what the method raises.
+            TimeoutError: if the call times out.
+            Exception: any error of the method.
         """
         return await self._limited(lambda: self._host.call(method, *args, **kwargs), method)
 
     async def tools(self) -> dict[str, Tool]:
-        """What the policy may call, by name.
+        """Return the tools for the policy, by name.
 
         Raises:
-            ConfigError: a method is none that a model can call.
+            ConfigError: if a method cannot be offered to a model.
         """
-        found: dict[str, Tool] = await self._limited(
+        tools: dict[str, Tool] = await self._limited(
             lambda: self._host.tools(lambda function: self._limited(function, "a tool")), "its tools"
         )
-        return found
+        return tools
 
     async def reward(self) -> Any:
-        """What the environment says that the attempt earned; None: nothing."""
+        """Return the reward that the environment reports for the attempt; None: no reward."""
         return await self._limited(self._host.reward, "get_reward")
 
     async def close(self) -> None:
-        """Free what the environment holds, after a call that is under way. What goes wrong is logged."""
+        """Free the environment's resources after the current call. Errors are logged."""
         if self._latest is not None and not self._latest.done():
             await asyncio.to_thread(self._host.interrupt)
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._in_thread(self._close)
-        except Exception as error:  # a user's own code
+        except Exception as error:  # user code
             await asyncio.to_thread(self._host.interrupt)
             logger.warning("%s could not be closed: %s", self.name, describe_error(error))
         finally:
@@ -147,14 +147,14 @@ class Instance:
     def _close(self) -> Any:
         return self._host.close() if self._has_started else self._host.interrupt()
 
-    async def _limited(self, function: Callable[[], Any], what: str) -> Any:
+    async def _limited(self, function: Callable[[], Any], action: str) -> Any:
         try:
             async with asyncio.timeout(self._seconds) as limit:
                 return await self._in_thread(function)
         except TimeoutError:
-            if not limit.expired():  # another one, of the environment's own
+            if not limit.expired():  # raised by the environment itself
                 raise
-            raise TimeoutError(f"{self.name}: {what} took longer than {self._seconds:g} s") from None
+            raise TimeoutError(f"{self.name}: {action} took longer than {self._seconds:g} s") from None
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
         future: Future[Any] = Future()
@@ -164,11 +164,11 @@ class Instance:
         return await result if inspect.isawaitable(result) else result
 
     def _serve(self) -> None:
-        while (asked := self._calls.get()) is not None:
-            future, function = asked
+        while (call := self._calls.get()) is not None:
+            future, function = call
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 future.set_result(in_thread(function))
-            except BaseException as error:  # the attempt ends by it, not the thread
+            except BaseException as error:  # ends the attempt, not the thread
                 future.set_exception(error)

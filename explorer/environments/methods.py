@@ -1,6 +1,6 @@
-"""The public methods of an environment's class: found, checked, and made tools of.
+"""Finds and checks the public methods of an environment's class, and makes tools of them.
 
-Importing this needs no package, since it is done in processes of other interpreters too.
+Importing this module needs no package, since it also runs in processes of other interpreters.
 """
 
 import inspect
@@ -12,52 +12,52 @@ from typing import TYPE_CHECKING, Any
 from trinity_db.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trinity_db.explorer.tools import Tool
+    from trinity_db.explorer.attempt.tools import Tool
 
 NO_TOOLS = ("reset", "get_reward", "list_tools", "close")
 
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Calls a function where the environment lives."""
+"""Calls a function in the environment's thread or process."""
 
 
 def methods_of(environment: type[Any]) -> list[str]:
-    """The public methods of a class, in the order of their definition, the inherited ones last."""
-    names = dict.fromkeys(name for one in environment.__mro__ for name in vars(one))
-    # On the class, since the value of a property may be anything.
+    """Return the public methods of a class in order of definition, inherited ones last."""
+    names = dict.fromkeys(name for parent in environment.__mro__ for name in vars(parent))
+    # Look them up on the class: on an instance, properties would be evaluated.
     return [name for name in names if not name.startswith("_") and callable(getattr(environment, name))]
 
 
 def check(environment: type[Any], name: str) -> list[str]:
-    """The public methods of a class that is an environment.
+    """Return the public methods of an environment's class.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: if it is not an environment.
     """
     methods = methods_of(environment)
     if "attempt" in methods:
         return methods
     if "reset" not in methods:
-        raise ConfigError(f"{name} has no method 'reset', by which an attempt begins.")
+        raise ConfigError(f"{name} has no method 'reset', which starts an attempt.")
     if "step" in methods:
         return methods
-    tools = [one for one in methods if one not in NO_TOOLS]
+    tools = [method for method in methods if method not in NO_TOOLS]
     if not tools and "list_tools" not in methods:
         raise ConfigError(f"{name} has neither a method 'step' nor a public method as a tool.")
-    if silent := [one for one in tools if not inspect.getdoc(getattr(environment, one))]:
+    if silent := [method for method in tools if not inspect.getdoc(getattr(environment, method))]:
         raise ConfigError(
-            f"{name}: its tool '{silent[0]}' has no docstring, from which the model reads what it does. "
-            "A method that is no tool has a name that begins with an underscore."
+            f"{name}: its tool '{silent[0]}' has no docstring, which tells the model what the tool does. "
+            "Start the name of a method that is not a tool with an underscore."
         )
     return methods
 
 
 def tools_from(environment: Any, run: Run) -> "dict[str, Tool] | Awaitable[dict[str, Tool]]":
-    """The tools of an instance, by name: its public methods, or what its `list_tools` gives.
+    """Return the tools of an instance by name: its public methods, or the result of its `list_tools`.
 
     Raises:
-        ConfigError: a method is none that a model can call.
+        ConfigError: if a method cannot be offered to a model.
     """
-    from trinity_db.explorer.tools import tools_of
+    from trinity_db.explorer.attempt.tools import tools_of
 
     if hasattr(environment, "list_tools"):
         listed: dict[str, Tool] = environment.list_tools()
@@ -76,7 +76,7 @@ def tools_from(environment: Any, run: Run) -> "dict[str, Tool] | Awaitable[dict[
 
 
 def reward_of(environment: Any) -> Any:
-    """What an instance says that the attempt earned, or an awaitable of it; None: nothing."""
+    """Return the reward that an instance reports for the attempt, or an awaitable of it; None: no reward."""
     if hasattr(environment, "get_reward"):
         return environment.get_reward()
     return getattr(environment, "reward", None)

@@ -1,4 +1,4 @@
-"""The workflow that is made from an environment's class."""
+"""The workflow for an environment's class."""
 
 import asyncio
 import sys
@@ -7,23 +7,23 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from trinity_db import signatures
+from trinity_db.config import signatures
 from trinity_db.errors import ConfigError
+from trinity_db.explorer.attempt.policy import Policy
 from trinity_db.explorer.config import EnvironmentConfig
 from trinity_db.explorer.environments import methods, text, tool_use
 from trinity_db.explorer.environments.adapters import ADAPTERS, check_package, find
 from trinity_db.explorer.environments.instance import Host, InProcess, Instance
 from trinity_db.explorer.environments.process import EnvironmentEnded, EnvironmentRaised, InChild, Processes
-from trinity_db.explorer.policy import Policy
 
 OWN_KEYS = tuple(EnvironmentConfig.model_fields)
 
 
 class Environment:
-    """A workflow in which each attempt has an instance of a class of its own.
+    """A workflow that creates an instance of the class for each attempt.
 
     Raises:
-        ConfigError: there is no such class, it takes other options, or it is no environment.
+        ConfigError: if the class does not exist, rejects the options, or is not an environment.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
@@ -38,10 +38,10 @@ class Environment:
             raise ConfigError(f"{self._name} has no method 'step': only its actions can be rollout steps.")
 
     async def __call__(self, task: Mapping[str, Any], policy: Policy) -> Any:
-        """Play one attempt."""
+        """Run one attempt."""
         if self._python is None:
             return await self._play(task, policy)
-        loop = asyncio.get_running_loop()  # an explorer has another one after a time without work
+        loop = asyncio.get_running_loop()  # an explorer starts a new one after a time without work
         if loop not in self._places:
             self._places[loop] = asyncio.Semaphore(self._config.processes)
         async with self._places[loop]:
@@ -63,10 +63,10 @@ class Environment:
 
     def _of_this_process(self) -> list[str]:
         check_package(self._config.name)
-        found = find(self._config.name)
-        options = signatures.options(found, self._name, self._config.options, (), OWN_KEYS)
-        self._host = lambda: InProcess(partial(found, **options))
-        return methods.check(found, self._name)
+        environment = find(self._config.name)
+        options = signatures.options(environment, self._name, self._config.options, (), OWN_KEYS)
+        self._host = lambda: InProcess(partial(environment, **options))
+        return methods.check(environment, self._name)
 
     def _of_process(self, python: str) -> list[str]:
         processes = Processes(python, self._config.name, self._config.options)

@@ -1,7 +1,7 @@
-"""Environments in processes of their own, also of another interpreter: started, asked, used again, killed.
+"""Environments in separate processes, optionally with another Python interpreter.
 
-A process serves one attempt at a time, and then the next one. It is killed, with all that it started, when an
-attempt is given up in the middle of a call.
+A process serves one attempt at a time and is then reused. If an attempt is abandoned during a call, its
+process is killed, including all child processes.
 """
 
 import json
@@ -17,29 +17,29 @@ from typing import Any
 from weakref import finalize
 
 import trinity_db
+from trinity_db.explorer.attempt.tools import Tool
 from trinity_db.explorer.environments import child
 from trinity_db.explorer.environments.methods import Run
-from trinity_db.explorer.recording.command import variables
-from trinity_db.explorer.tools import Tool
+from trinity_db.explorer.http.command import variables
 
 logger = logging.getLogger(__name__)
 
-END_SECONDS = 5.0  # for a process that was killed
+END_SECONDS = 5.0  # to wait for a killed process
 
 
 class EnvironmentRaised(Exception):
-    """What an environment raised in its process, with file and line."""
+    """An error raised by an environment in its process, with file and line."""
 
 
 class EnvironmentEnded(Exception):
-    """The process of an environment has ended by itself, or was killed."""
+    """The process of an environment exited or was killed."""
 
 
 class Processes:
-    """The processes of one kind of environment. Those that are idle wait for the next attempt.
+    """A pool of processes for one kind of environment. Idle processes wait for the next attempt.
 
     Args:
-        python: the interpreter.
+        python: the Python interpreter.
     """
 
     def __init__(self, python: str, name: str, options: Mapping[str, Any]) -> None:
@@ -49,11 +49,11 @@ class Processes:
         self._lock = threading.Lock()
 
     def check(self) -> list[str]:
-        """The public methods of the class.
+        """Return the public methods of the class.
 
         Raises:
-            EnvironmentRaised: there is no such class, it takes other options, or it is no environment.
-            OSError: there is no such interpreter.
+            EnvironmentRaised: if the class does not exist, rejects the options, or is not an environment.
+            OSError: if the interpreter does not exist.
         """
         process = Process(self._python)
         try:
@@ -63,7 +63,7 @@ class Processes:
             process.kill()
 
     def take(self) -> "Process":
-        """A process for one attempt."""
+        """Return an idle or new process for one attempt."""
         with self._lock:
             while self._idle:
                 if (process := self._idle.pop()).is_alive:
@@ -71,12 +71,12 @@ class Processes:
         return Process(self._python)
 
     def give_back(self, process: "Process") -> None:
-        """Keep a process for another attempt."""
+        """Return a process to the pool."""
         with self._lock:
             self._idle.append(process)
 
     def make(self, process: "Process") -> list[str]:
-        """Make an instance of the class; its public methods."""
+        """Create an instance of the class in the process, and return its public methods."""
         methods: list[str] = process.ask("make", **self._of)
         return methods
 
@@ -85,12 +85,12 @@ class Process:
     """One process. Its methods block.
 
     Raises:
-        OSError: there is no such interpreter.
+        OSError: if the interpreter does not exist.
     """
 
     def __init__(self, python: str) -> None:
         folder = str(Path(trinity_db.__file__).parent)
-        # -P: the folder of child.py shadows no module. A session: what it starts can be killed with it.
+        # -P: files next to child.py must not shadow modules. A new session lets us kill child processes too.
         self._popen = subprocess.Popen(
             [python, "-P", child.__file__, folder],
             stdin=subprocess.PIPE,
@@ -100,31 +100,31 @@ class Process:
             start_new_session=True,
         )
         self.kill = finalize(self, _kill, self._popen)
-        """Ends it, and what it started. Also done when this process ends."""
+        """Kills the process and its children. Also runs when this process exits."""
 
     @property
     def is_alive(self) -> bool:
         return self._popen.poll() is None
 
-    def ask(self, what: str, **given: Any) -> Any:
-        """The answer to a question.
+    def ask(self, handler: str, **arguments: Any) -> Any:
+        """Send a request to the process and return its result.
 
         Raises:
-            EnvironmentRaised: the environment's own error.
-            EnvironmentEnded: the process has ended.
-            TypeError: what is given cannot be written as JSON.
+            EnvironmentRaised: if the environment raises an error.
+            EnvironmentEnded: if the process has exited.
+            TypeError: if an argument cannot be encoded as JSON.
         """
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
-        question = json.dumps({"do": what, **given})
+        question = json.dumps({"do": handler, **arguments})
         line = ""
-        with suppress(OSError, ValueError):  # it has ended, or was killed in this moment
+        with suppress(OSError, ValueError):  # the process may have exited just now
             self._popen.stdin.write(question + "\n")
             self._popen.stdin.flush()
             line = self._popen.stdout.readline()
         if not line.endswith("\n"):
             status = self._popen.wait()
-            self.kill()  # what it started
+            self.kill()  # its child processes
             raise EnvironmentEnded(f"its process ended with {_described(status)}")
         answer = json.loads(line)
         if "error" in answer:
@@ -133,7 +133,7 @@ class Process:
 
 
 class InChild:
-    """An environment in a process of its own, as a host."""
+    """Hosts an environment in a separate process."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -149,12 +149,12 @@ class InChild:
     def tools(self, run: Run) -> dict[str, Tool]:
         def use(name: str) -> Callable[..., Awaitable[str]]:
             async def used(**arguments: Any) -> str:
-                said: str = await run(lambda: self._ask("use", name=name, arguments=arguments))
-                return said
+                result: str = await run(lambda: self._ask("use", name=name, arguments=arguments))
+                return result
 
             return used
 
-        return {one["name"]: Tool(function=use(one["name"]), **one) for one in self._ask("tools")}
+        return {tool["name"]: Tool(function=use(tool["name"]), **tool) for tool in self._ask("tools")}
 
     def reward(self) -> Any:
         return self._ask("reward")
@@ -169,9 +169,9 @@ class InChild:
         if self._process is not None:
             self._process.kill()
 
-    def _ask(self, what: str, **given: Any) -> Any:
+    def _ask(self, handler: str, **arguments: Any) -> Any:
         assert self._process is not None
-        return self._process.ask(what, **given)
+        return self._process.ask(handler, **arguments)
 
 
 def _kill(process: "subprocess.Popen[str]") -> None:
@@ -180,13 +180,13 @@ def _kill(process: "subprocess.Popen[str]") -> None:
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
-        # It waits in the kernel, as for a disk that does not answer. A thread may read from its pipes.
+        # It hangs in the kernel, such as on an unresponsive disk. A thread may be reading from its pipes.
         logger.warning(
-            "process %d goes on %g s after it was killed: it is left alone", process.pid, END_SECONDS
+            "process %d is still alive %g s after SIGKILL and is abandoned", process.pid, END_SECONDS
         )
         return
     for pipe in (process.stdin, process.stdout):
-        with suppress(OSError, ValueError):  # what was not written cannot be written any more
+        with suppress(OSError, ValueError):  # unwritten data is lost anyway
             if pipe is not None:
                 pipe.close()
 

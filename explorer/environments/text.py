@@ -1,28 +1,29 @@
-"""An attempt in a text environment: the policy reads an observation, and its response is the action."""
+"""An attempt in a text environment: the prompt is an observation, and the response is the action."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from trinity_db.explorer.attempt.policy import Policy
 from trinity_db.explorer.environments.instance import Instance
-from trinity_db.explorer.policy import Policy
-from trinity_db.prompts import PromptTooLong, encode, prompt_ids
+from trinity_db.models.chat.decoding import response_text
+from trinity_db.models.chat.prompts import PromptTooLong, encode, prompt_ids
 
-SEEDS = 2**31  # random generators of some libraries take no larger ones
+SEEDS = 2**31  # limit of the random generators of some libraries
 
 
 async def play(
     environment: Instance, task: Mapping[str, Any], policy: Policy, turns: int, steps: bool
 ) -> float | None:
-    """Act until the environment comes to its end, the context is full, or all turns are taken.
+    """Act until the environment ends the episode, the context is full, or all turns are used.
 
     Args:
-        steps: each action is a rollout step with its own reward, and the policy reads its observation alone;
-            else it reads all that came before, and the attempt is one sequence.
+        steps: whether each action is a rollout step with its own reward, whose prompt is only its
+            observation; otherwise the prompt includes everything before, and the attempt is one sequence.
 
     Returns:
-        what the attempt earned, where its actions are no rollout steps.
+        The attempt's reward, if its actions are not rollout steps.
     """
     began = await environment.call("reset", seed=_seed(task, policy), options=dict(task))
     observation, info = _unpacked(environment, "reset", began, ("observation", "info"))
@@ -35,9 +36,9 @@ async def play(
             if turn == 0:  # the task itself does not fit
                 raise
             break
-        came = await environment.call("step", action)
+        outcome = await environment.call("step", action)
         names = ("observation", "reward", "terminated", "truncated", "info")
-        observation, gained, terminated, truncated, next_info = _unpacked(environment, "step", came, names)
+        observation, gained, terminated, truncated, next_info = _unpacked(environment, "step", outcome, names)
         reward = _number(environment, gained)
         if steps:
             policy.step(reward=reward, state=info.get("state"))
@@ -52,12 +53,12 @@ def _seed(task: Mapping[str, Any], policy: Policy) -> int:
     if seed is None:
         seed = policy.group_seed
     if not isinstance(seed, int):
-        raise TypeError(f"the task's column 'seed' is {seed!r:.80}, not a whole number")
+        raise TypeError(f"the task's column 'seed' is {seed!r:.80}, not an integer")
     return seed % SEEDS
 
 
 class _Reader:
-    """How the policy reads observations: as messages where there is a chat template, else as plain text."""
+    """Presents observations to the policy, as messages with a chat template, otherwise as plain text."""
 
     def __init__(self, task: Mapping[str, Any], policy: Policy) -> None:
         self._policy = policy
@@ -69,31 +70,30 @@ class _Reader:
         self._token_ids: list[int] = []
 
     async def answer_alone(self, observation: str) -> str:
-        """The response to an observation, and to nothing that came before."""
+        """Return the response to an observation, without any history."""
         if self._is_chat:
             return str(await self._policy.chat(with_user(self._messages, observation)))
         return await self._policy.complete(self._prompt(observation))
 
     async def answer(self, observation: str) -> str:
-        """The response to an observation, after all earlier ones and their responses."""
+        """Return the response to an observation, with all earlier observations and responses."""
         if self._is_chat:
             self._messages = with_user(self._messages, observation)
-            said = await self._policy.chat(self._messages)
-            self._messages.append(said.message)
-            return str(said)
+            reply = await self._policy.chat(self._messages)
+            self._messages.append(reply.message)
+            return str(reply)
         tokenizer, text = self._policy.tokenizer, self._prompt(observation)
         self._token_ids += encode(text, tokenizer) if self._token_ids else prompt_ids(text, tokenizer)
         completion = await self._policy.sample(self._token_ids)
         self._token_ids += completion.token_ids
-        spoken: str = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        return spoken
+        return response_text(completion.token_ids, tokenizer)
 
     def _prompt(self, observation: str) -> str:
         return self._renderer.plain_prompt(observation)
 
 
 def with_user(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """The conversation with a text of the user's, which is added to a last message of the user's."""
+    """Append a user's text to the conversation, merging it into a last message of the user."""
     if messages and messages[-1]["role"] == "user":
         *before, last = messages
         return [*before, {**last, "content": last["content"] + text}]
@@ -101,10 +101,10 @@ def with_user(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]
 
 
 def _unpacked(environment: Instance, method: str, value: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
-    """What a method returned, where it is as many values as it must be.
+    """Check the number of values that a method returned.
 
     Raises:
-        TypeError: naming the environment and what it returns.
+        TypeError: if it is wrong, naming the environment and the returned values.
     """
     if not isinstance(value, tuple | list) or len(value) != len(names):
         size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
@@ -118,7 +118,7 @@ def _unpacked(environment: Instance, method: str, value: Any, names: tuple[str, 
 
 def _text(environment: Instance, observation: Any) -> str:
     if not isinstance(observation, str):
-        raise TypeError(f"{environment.name}: an observation is {type(observation).__name__}, not a text")
+        raise TypeError(f"{environment.name}: an observation is {type(observation).__name__}, not a string")
     return observation
 
 

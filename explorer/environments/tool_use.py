@@ -1,42 +1,42 @@
-"""An attempt in an environment of tools: the policy answers, and its calls are made, until it makes none."""
+"""An attempt in a tool environment: the policy answers and its tool calls are run, until there are none."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from trinity_db.explorer.attempt.policy import Policy
+from trinity_db.explorer.attempt.tools import answer
 from trinity_db.explorer.environments.instance import Instance
 from trinity_db.explorer.environments.text import with_user
-from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.tools import answer
-from trinity_db.prompts import PromptTooLong
+from trinity_db.models.chat.prompts import PromptTooLong
 
 
 async def play(environment: Instance, task: Mapping[str, Any], policy: Policy, turns: int) -> Any:
-    """Answer and call tools until an answer calls none, the context is full, or all turns are taken.
+    """Answer and run tool calls until there are none, the context is full, or all turns are used.
 
     Returns:
-        what the environment says that the attempt earned.
+        The reward that the environment reports for the attempt.
     """
     messages = await _begun(environment, task, policy)
     tools = await environment.tools()
     for turn in range(turns):
         try:
-            said = await policy.chat(messages, tools=[*tools.values()])
+            reply = await policy.chat(messages, tools=[*tools.values()])
         except PromptTooLong:
             if turn == 0:  # the task itself does not fit
                 raise
             break
-        if not said.tool_calls:
+        if not reply.tool_calls:
             break
-        messages += [said.message, *[await answer(call, tools) for call in said.tool_calls]]
+        messages += [reply.message, *[await answer(call, tools) for call in reply.tool_calls]]
     return await environment.reward()
 
 
 async def _begun(environment: Instance, task: Mapping[str, Any], policy: Policy) -> list[dict[str, Any]]:
-    """What the policy reads first: what the task says, and what `reset` adds to it."""
+    """Return the first messages: those of the task, and the text that `reset` adds."""
     observation = await environment.call("reset", **task)
     if observation is not None and not isinstance(observation, str):
         kind = type(observation).__name__
-        raise TypeError(f"{environment.name}: reset returned {kind}, neither a text nor None")
+        raise TypeError(f"{environment.name}: reset returned {kind}, not a string or None")
     begun = task.get("messages") or ()
     messages = [dict(message) for message in policy.renderer.with_system_prompt(begun)]
     if not begun and task.get("prompt"):

@@ -1,1 +1,1 @@
-"""Child processes of steps: what may hang, take all memory or do harm runs there, and is killed."""
+"""Child processes of steps, for code that may hang, exhaust memory or be malicious; they can be killed."""

@@ -1,158 +1,243 @@
-"""The process that compares answers by their mathematical meaning, with math-verify, one after another.
+"""The process that compares answers by their mathematical meaning, with math-verify, one at a time.
 
-`pool.py` starts it. A comparison may hang inside sympy, or take all memory. So math-verify's own limits of
-time, which work by signals inside Python, are off: `pool.py` kills this process, or the kernel does if the
-processor is gone. What cannot be compared is an error, and never a wrong answer.
+`pool.py` starts it. A comparison may hang in sympy or exhaust the memory. Therefore math-verify's own
+timeouts, which rely on signals in Python, are off: `pool.py` kills this process, or the kernel does if the
+processor is gone. An answer that cannot be compared is an error, never a wrong answer.
 """
 
 import logging
 import re
 import resource
-from itertools import product
+from collections.abc import Sequence
+from itertools import accumulate, islice, pairwise, product
 from typing import Any
 
+from trinity_db.processors.answers.characters import in_ascii
+from trinity_db.processors.answers.final import final, stated
+from trinity_db.processors.answers.latex import in_latex
+from trinity_db.processors.answers.letters import choice, stated_letters
+from trinity_db.processors.answers.numbers import DIGITS
+from trinity_db.processors.answers.words import is_words, normal
 from trinity_db.processors.children.lines import answer_lines
 
-MEMORY_BYTES = 4 << 30  # of addresses; a tower of powers would take all that there is
+MEMORY_BYTES = 4 << 30  # address space; a tower of powers would exhaust any memory
+TAIL = 1000  # characters at the end of a response that are searched for mathematics if it states no answer
 
-# Braces up to three deep, as in \boxed{\frac{1}{\sqrt{2}}}.
-_BRACED = r"\{(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*\}"
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?P<content>" + _BRACED + r"|(?<=boxed) [^\s{$\\.,]+)")
-# Between two boxes of one answer, as in \boxed{1} and \boxed{2}.
-_JOINT = re.compile(r"[\s$,;]*(?:and|or|\\text\s*\{\s*(?:and|or)\s*\})?[\s$,;]*(?:[a-zA-Z]\s*=\s*)?")
-_MARK = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed|\\fbox|\\begin\{(?:equation|align)")
-_SENTENCE = re.compile(r"\d\s+[a-z]{2,}")  # a number with words behind it
-_TEXT = re.compile(r"\\(?:text|mathrm|textbf)\s*\{([^{}]*)\}")
-_WORDS = re.compile(r"[a-z][a-z ]+")
-_SIGNS = {
-    "−": "-",
-    "–": "-",
-    "×": r"\times ",
-    "·": r"\cdot ",
-    "÷": r"\div ",
-    "π": r"\pi ",
-    "∞": r"\infty ",
-    "∪": r"\cup ",
-    "∩": r"\cap ",
-    "≤": r"\le ",
-    "≥": r"\ge ",
-    "≠": r"\ne ",
-    "°": r"^\circ ",
-    "∅": r"\emptyset ",
-    "±": r"\pm ",
-    "²": "^2",
-    "³": "^3",
-    "½": r"\frac{1}{2}",
-    "¼": r"\frac{1}{4}",
-    "¾": r"\frac{3}{4}",
-    "<=": r"\le ",
-    ">=": r"\ge ",
-    "!=": r"\ne ",
-    "**": "^",
-}
-_PLAIN = [
-    (re.compile(r"(?<=\d)\\[,!;](?=\d{3})"), ""),
-    (re.compile(r"√\s*(\d+|[a-z]|\([^()]*\))"), r"\\sqrt{\1}"),
-    (re.compile(r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
-    (re.compile(r"(?<![\\a-zA-Z])(pi|sin|cos|tan|ln|log|exp)(?![a-zA-Z])"), r"\\\1 "),
-    (re.compile(r"(?<![\\a-zA-Z])(?:infinity|infty|inf|oo)(?![a-zA-Z])"), r"\\infty "),
-    (re.compile(r"(?<![\\a-zA-Z])U(?![a-zA-Z])(?=\s*[\[(])"), r"\\cup "),
-    (re.compile(r"\^\s*(-?\d+|\(-?[\w/]+\))"), r"^{\1}"),
-    (re.compile(r"(?<=\d)\s*[eE]([+-]?\d+)\b"), r"\\times 10^{\1}"),
-    (re.compile(r"(?<![\d.^])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)"), r"\1\\frac{\2}{\3}"),
-    (re.compile(r"^\{(.*)\}$"), r"\\{\1\\}"),
-]
-"""How answers are written without LaTeX, and the same in LaTeX."""
+MAX_ANSWER = 2000  # characters of an answer, above any formula in use
+STATEMENTS = 5  # last statements of an answer that are tried until one can be read
+
+_ATOM = (
+    r"(?:[a-zA-Z]\s*=\s*)?"
+    rf"(?:\$[^$\n]+\$|\\\([^\n]{{1,300}}?\\\)|(?<![\w.])\\?[$€£¥₹]?-?{DIGITS}(?:\s*/\s*\d+)?(?:\s*\\?%)?)"
+)
+_OR = r"\s*(?:,\s*(?:and|or)?|\(?\b(?:and|or)\b)\s*(?:(?:maybe|possibly|perhaps|else|even)\s+)?"
+_SEVERAL = re.compile(rf"(?<![\w.(\[{{]){_ATOM}(?:{_OR}{_ATOM})+")
+_SINGLE = re.compile(_ATOM)
+_NEGATED = re.compile(rf"(?:,\s*|\b(?:but|and)\s+)?\bnot\s+{_ATOM}")
+_MINUS = re.compile(r"(?<!\d\s)\b(?:minus|negative)\s+(?=\d)")
+_WORD = re.compile(
+    r"(?:^|[\s(])(?!(?:sqrt|sin|cos|tan|log|exp|inf)[^a-z]|infinity|and\b)(?:[A-Za-z]{3,}|(?:so|is|it|of|in|to)\b)"
+)
+_LEADING_WORDS = re.compile(r"(?:(?:[A-Za-z]{3,}|so|is|it|at|of|in|to)[,:]?\s+)+(?=[\\\d(\[{-])")
+_APPROXIMATELY = re.compile(r"\\approx|\\simeq|≈")
+_SPACING = re.compile(r"\\left|\\right|\\[,;! ]|[\s$]")
+_SET = re.compile(r"\\?\{.*\\?\}", re.DOTALL)
 
 
 def main() -> None:
-    """Answer until standard input ends."""
+    """Answer requests until standard input is closed."""
     import math_verify  # loads sympy, which takes a second
 
     assert math_verify
-    logging.disable(logging.WARNING)  # that limits of time are off
+    logging.disable(logging.WARNING)  # math-verify warns that its timeouts are off
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    answer_lines(lambda asked: is_equal(asked["response"], asked["answer"]))
+    answer_lines(lambda request: is_right(request["response"], request["answers"]))
 
 
-def is_equal(response: str, answer: str) -> bool:
-    """Whether the final answer of a response means the same as the right one.
+def is_right(response: str, answers: Sequence[str]) -> bool:
+    """Whether the final answer of a response equals one of the accepted answers.
 
     Raises:
-        ValueError: the right answer is no mathematics.
-        Exception: math-verify cannot tell.
+        Exception: if it equals none, and the comparison with one of them failed.
     """
-    from math_verify import verify
-
-    wanted = _read(final(answer) or _in_latex(answer))
-    if not wanted:
-        raise ValueError("the task's answer cannot be read as mathematics")
     errors: list[Exception] = []
-    pairs = list(product(wanted, _read(final(response) or response)))
-    for one, other in pairs + [changed for pair in pairs if (changed := _with_i(*pair)) != pair]:
+    for answer in answers:
         try:
-            if verify(
-                one, other, timeout_seconds=None, raise_on_error=True, allow_set_relation_comp=True
-            ) or _is_same_text(one, other):
+            if is_equal(response, answer):
                 return True
-        except Exception as error:  # sympy raises anything; another reading may still be equal
+        except Exception as error:  # sympy raises anything; another answer may still be equal
             errors.append(error)
     if errors:
         raise errors[0]
     return False
 
 
-def final(text: str) -> str | None:
-    """What a text marks as its final answer, as LaTeX: its last boxes, or what is behind the last ####."""
-    boxes = list(_BOX.finditer(text))
-    if boxes:
-        start = len(boxes) - 1
-        while start and _JOINT.fullmatch(text[boxes[start - 1].end() : boxes[start].start()]):
-            start -= 1
-        contents = [box["content"].removeprefix("{").removesuffix("}") for box in boxes[start:]]
-        return _in_latex(", ".join(contents))
-    if "####" in text:
-        behind = text.rpartition("####")[2].strip()
-        line = behind.splitlines()[0] if behind else ""
-        return line if _SENTENCE.search(line) else _in_latex(line)
-    return None
+def is_equal(response: str, answer: str) -> bool:
+    """Whether the final answer of a response is equal to the correct one.
+
+    Raises:
+        ValueError: if the correct answer is neither mathematics, words, nor a letter.
+        Exception: if math-verify fails.
+    """
+    response, answer = in_ascii(response), in_ascii(answer)
+    expected = final(answer) or next(stated(answer), answer)
+    if label := choice(expected):
+        letters = stated_letters(response)
+        if letters or not label.text:
+            return letters == {label.letter}
+        expected = label.text
+    if len(expected) > MAX_ANSWER:
+        raise ValueError(f"the task's answer has more than {MAX_ANSWER} characters")
+    if is_words(expected):
+        return normal(expected) in map(normal, _candidates(response))
+    if not (meanings := _meanings(expected)):
+        raise ValueError("the task's answer cannot be read as mathematics")
+    final_text, response_meanings = _final_meanings(response)
+    return _are_same_kind(final_text, expected) and _is_any_equal(meanings, response_meanings)
 
 
-def _in_latex(text: str) -> str:
-    """An answer as mathematics in a box."""
-    text = text.strip()
-    if _MARK.search(text):
-        return text
-    for sign, latex in _SIGNS.items():
-        text = text.replace(sign, latex)
-    for pattern, latex in _PLAIN:
-        text = pattern.sub(latex, text)
-    return rf"\boxed{{{text.rstrip('.')}}}"
+def _candidates(response: str) -> list[str]:
+    """Return the texts that may be the final answer of a response; the first that can be read counts."""
+    marked = final(response)
+    if marked is None:
+        return list(islice(stated(response), STATEMENTS))
+    label = choice(marked)
+    return [label.text] if label and label.text else [marked]
+
+
+def _final_meanings(response: str) -> tuple[str, list[Any]]:
+    """Return the final answer of a response, and its mathematics."""
+    for text in _candidates(response):
+        if meanings := _meanings(text):
+            return text, meanings
+    if final(response) is not None:
+        return "", []
+    tail = response[-TAIL:].strip()
+    return tail, _meanings(tail, "")
+
+
+def _meanings(text: str, lead: str = "answer: ") -> list[Any]:
+    """Return the mathematics in a text, as sympy's objects; nothing if there is none, or it is false.
+
+    Args:
+        lead: What math-verify reads before a text with words. After "answer: " the first expression or the
+            one behind the last equals sign counts, otherwise the last expression.
+    """
+    if len(text) > MAX_ANSWER:
+        return []
+    text = _MINUS.sub("-", _NEGATED.sub("", text)).strip(" \n*_`")
+    if "$" not in text and (words := _LEADING_WORDS.match(text)):
+        text = text[words.end() :]
+    if (sides := [side for side in _APPROXIMATELY.split(text) if side.strip()])[1:] and not _WORD.search(
+        text
+    ):
+        return _agreeing([_meanings(side) for side in sides])
+    several = list(_SEVERAL.finditer(text))
+    if several and _WORD.search(text) and not _SINGLE.search(text, several[-1].end()):
+        text = ", ".join(atom[0].replace("$", "") for atom in _SINGLE.finditer(several[-1][0]))
+    elif _WORD.search(text) and "\\" not in text and not text.isalpha():
+        return [link for expression in _read(lead + text) for link in _links(expression)]
+    return [link for expression in _read(in_latex(text)) for link in _links(expression)]
 
 
 def _read(text: str) -> list[Any]:
     from math_verify import parse
 
-    found: list[Any] = parse(text, parsing_timeout=None, raise_on_error=True)
-    return found
+    parsed: list[Any] = parse(text, parsing_timeout=None, raise_on_error=True)
+    # Parts that it cannot read are returned as texts.
+    return [expression for expression in parsed if not isinstance(expression, str)]
 
 
-def _with_i(*both: Any) -> tuple[Any, ...]:
-    """The same with the imaginary unit in place of a variable i."""
+def _links(meaning: Any) -> list[Any]:
+    """Return the sides of a chain of numbers, such as 1/2 = 0.5; nothing if it is false, such as 3 = 7."""
+    from latex2sympy2_extended.logic import And
+    from sympy import Eq, Expr, Symbol
+
+    equations = meaning._unsorted_args if isinstance(meaning, And) else [meaning]
+    if not all(isinstance(equation, Eq) for equation in equations):
+        return [meaning]
+    sides = [equations[0].lhs, *(equation.rhs for equation in equations)]
+    numbers = [side for side in sides if isinstance(side, Expr) and not side.free_symbols]
+    if not all(_is_near(*pair, exact=True) for pair in pairwise(numbers)):
+        return []
+    if numbers == sides:
+        return numbers
+    if isinstance(sides[0], Symbol) and numbers == sides[1:]:
+        return [Eq(sides[0], number, evaluate=False) for number in numbers]
+    return [meaning]
+
+
+def _agreeing(sides: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the numbers on the sides of approximate equations; nothing if they are further apart."""
+    from sympy import Expr
+
+    numbers = [
+        number for side in sides for number in side if isinstance(number, Expr) and not number.free_symbols
+    ]
+    return numbers if all(_is_near(*pair, exact=False) for pair in pairwise(numbers)) else []
+
+
+def _is_near(first: Any, second: Any, exact: bool) -> bool:
+    """Whether two numbers are equal, up to the last decimal of one that is rounded."""
+    from sympy import Float, Integer
+
+    error = 1e-9
+    for number in (first, second):
+        if isinstance(number, Float):
+            error = max(error, 10.0 ** -len(f"{float(number):.15g}".partition(".")[2]))
+        elif isinstance(number, Integer) and not exact:
+            error = 1.0
+    return bool(abs((first - second).doit().evalf()) <= error * 1.000001)
+
+
+def _are_same_kind(first: str, second: str) -> bool:
+    """Whether not one of two texts is written as a set and the other as a tuple, a point or an interval."""
+    kinds = set()
+    for text in (first, second):
+        text = _SPACING.sub("", text)
+        kinds |= {"set"} if _SET.fullmatch(text) else {"tuple"} if _is_tuple(text) else set()
+    return len(kinds) < 2
+
+
+def _is_tuple(text: str) -> bool:
+    """Whether one pair of brackets encloses a whole text with commas."""
+    depths = list(accumulate((character in "([") - (character in ")]") for character in text))
+    return "," in text and bool(depths) and depths[-1] == 0 and 0 not in depths[:-1]
+
+
+def _is_any_equal(answer_meanings: Sequence[Any], response_meanings: Sequence[Any]) -> bool:
+    """Whether any two meanings are equal.
+
+    Raises:
+        Exception: if none are, and math-verify failed to compare two.
+    """
+    from math_verify import verify
+
+    errors: list[Exception] = []
+    pairs = list(product(answer_meanings, response_meanings))
+    for answer, response in pairs + [changed for pair in pairs if (changed := _with_i(*pair)) != pair]:
+        try:
+            if verify(
+                answer, response, timeout_seconds=None, raise_on_error=True, allow_set_relation_comp=True
+            ):
+                return True
+        except Exception as error:  # sympy raises anything; another meaning may still be equal
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return False
+
+
+def _with_i(*pair: Any) -> tuple[Any, ...]:
+    """Replace a variable i with the imaginary unit."""
     from sympy import Basic, I
 
     return tuple(
-        one.xreplace({name: I for name in one.free_symbols if name.name == "i"})
-        if isinstance(one, Basic)
-        else one
-        for one in both
+        meaning.xreplace({name: I for name in meaning.free_symbols if name.name == "i"})
+        if isinstance(meaning, Basic)
+        else meaning
+        for meaning in pair
     )
-
-
-def _is_same_text(one: Any, other: Any) -> bool:
-    """Whether both are words, and the same ones, as Yes and \\text{yes}."""
-    words = [_TEXT.sub(r"\1", str(said)).strip(" .").lower() for said in (one, other)]
-    return words[0] == words[1] and bool(_WORDS.fullmatch(words[0]))
 
 
 if __name__ == "__main__":

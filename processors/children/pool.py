@@ -1,4 +1,4 @@
-"""Child processes that answer requests, each within a limit of time, and are killed beyond it."""
+"""Child processes that answer requests within a time limit, and are killed beyond it."""
 
 import json
 import os
@@ -10,27 +10,26 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
-
-Asked = TypeVar("Asked")
+from typing import Any
 
 START_SECONDS = 120.0  # for the imports of a child, on a busy machine
-# What children know of the environment: no passwords, which code there might read out of memory.
+# Environment variables passed to children: no passwords, which code there might read from memory.
 ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 
 
 def python(module: str) -> list[str]:
-    """The command of a child that is a module, as trinity_db.processors.children.mathematics."""
+    """Return the command of a child that runs a module, such as
+    trinity_db.processors.children.mathematics."""
     return [sys.executable, "-P", "-m", module]
 
 
 class Pool:
-    """Children of one kind. They are started when they are first asked, and again after each that was killed.
+    """Children of one kind, started on the first request, and again after a kill.
 
     Args:
-        command: that starts one.
-        size: how many answer at the same time.
-        seconds: for one answer.
+        command: Command that starts a child.
+        size: Maximum number of children.
+        seconds: Time limit of one answer.
     """
 
     def __init__(self, command: Sequence[str], size: int, seconds: float) -> None:
@@ -41,31 +40,32 @@ class Pool:
         self._finalizer = weakref.finalize(self, _kill_all, self._idle)
 
     def ask(self, requests: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        """The answer to each request with its place, as they come; an exception where there is none.
+        """Yield the index and answer of each request as they arrive; an exception for a request without an
+        answer.
 
-        If the iteration ends early, the children that are still at work are killed.
+        If the iteration ends early, busy children are killed.
         """
         waiting = deque(enumerate(requests))
         busy: dict[_Child, int] = {}
         try:
             while waiting or busy:
                 while waiting and len(busy) < self._size:
-                    place, asked = waiting.popleft()
+                    index, request = waiting.popleft()
                     child = self._idle.pop() if self._idle else _Child(self._command)
-                    busy[child] = place
-                    child.send(asked, self._seconds)
+                    busy[child] = index
+                    child.send(request, self._seconds)
                 for child in _ready(busy):
                     answer = child.answer()
-                    place = busy.pop(child)
+                    index = busy.pop(child)
                     if child.is_alive:
                         self._idle.append(child)
-                    yield place, answer
+                    yield index, answer
         finally:
             _kill_all(busy)
 
 
 class _Child:
-    """One process, at one request at a time."""
+    """One child process, which handles one request at a time."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -73,7 +73,7 @@ class _Child:
             env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C is for the processor, which finishes what is in hand
+            start_new_session=True,  # Ctrl-C is handled by the processor, which finishes its current work
             bufsize=0,
         )
         self._received = b""
@@ -87,15 +87,17 @@ class _Child:
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
-    def send(self, asked: Any, seconds: float) -> None:
-        """Ask, now or as soon as the process has started."""
+    def send(self, request: Any, seconds: float) -> None:
+        """Send a request, now or when the process has started: bytes as they are, another value as JSON."""
         self._seconds = seconds
-        self._request = json.dumps({"seconds": seconds, "asked": asked}).encode() + b"\n"
+        if not isinstance(request, bytes):
+            request = json.dumps({"seconds": seconds, "asked": request}).encode() + b"\n"
+        self._request = request
         if self._is_ready:
             self._write()
 
     def receive(self) -> bool:
-        """Read what came; whether the request is answered, or never will be."""
+        """Read available output; return whether the request is finished, with or without an answer."""
         chunk = os.read(self.fileno(), 1 << 20)
         if not chunk:
             self.kill()
@@ -107,7 +109,7 @@ class _Child:
         return self._received.endswith(b"\n")
 
     def answer(self) -> Any:
-        """What it said; an exception if it said what went wrong, took too long, or ended."""
+        """Return the answer; an exception if the child reported an error, timed out or ended."""
         if not self._received.endswith(b"\n"):
             was_alive = self.is_alive
             self.kill()
@@ -115,11 +117,11 @@ class _Child:
                 return TimeoutError(f"it took more than {self._seconds:g} s")
             return ChildProcessError(f"its process ended with {self._process.returncode}")
         line, self._received = self._received, b""
-        said = json.loads(line)
-        return RuntimeError(said["error"]) if "error" in said else said["answer"]
+        message = json.loads(line)
+        return RuntimeError(message["error"]) if "error" in message else message["answer"]
 
     def kill(self) -> None:
-        """End it, with all that it started."""
+        """Kill the child and all its descendants."""
         if self.is_alive:
             self.is_alive = False
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -136,19 +138,19 @@ class _Child:
             while unsent:
                 unsent = unsent[self._process.stdin.write(unsent) :]
         except BrokenPipeError:
-            pass  # it ended between two requests: its output says so
+            pass  # it ended between two requests, which shows in its output
 
 
 def _ready(busy: dict[_Child, int]) -> list[_Child]:
-    """The children that have answered, have ended, or are too late; it waits for the first."""
+    """Wait for the first child that has answered, ended or timed out; return all such children."""
     with selectors.DefaultSelector() as selector:
         for child in busy:
             selector.register(child, selectors.EVENT_READ)
         while True:
             next_deadline = min(child.deadline for child in busy)
-            came = [key.fileobj for key, _ in selector.select(max(next_deadline - time.monotonic(), 0.0))]
+            ready = [key.fileobj for key, _ in selector.select(max(next_deadline - time.monotonic(), 0.0))]
             now = time.monotonic()
-            done = [child for child in busy if (child in came and child.receive()) or child.deadline <= now]
+            done = [child for child in busy if (child in ready and child.receive()) or child.deadline <= now]
             if done:
                 return done
 

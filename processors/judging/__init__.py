@@ -1,1 +1,1 @@
-"""What the model judge is made of: the rubric, the question, the endpoint, and how an answer is read."""
+"""Parts of the model judge: rubric, question, endpoint, and the parsing of answers."""

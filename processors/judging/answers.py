@@ -1,7 +1,7 @@
-"""Reads marks out of what a judge writes: JSON alone, in a fence of code, or in the middle of text.
+"""Parses marks from a judge's answer: plain JSON, JSON in a code fence, or JSON within text.
 
-It guesses nothing. A mark of another type, out of its scale or missing, or two different answers, is no
-answer: the row is asked about again, and fails in the end. It never gets a mark that the judge did not give.
+Nothing is guessed. If a mark has the wrong type, is out of range or missing, or two answers differ, the
+question is retried, and finally the row fails. A row never gets a mark that the judge did not give.
 """
 
 import json
@@ -16,41 +16,41 @@ THOUGHTS = "<think>", "</think>"
 
 
 class Unreadable(ValueError):
-    """An answer that holds no marks; the text says why."""
+    """An answer without valid marks; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What a judge says by a criterion."""
+    """A judge's mark for one criterion."""
 
     value: float
     words: str | None
 
 
 def read(text: str, rubric: Rubric) -> dict[str, Mark]:
-    """The mark by each criterion.
+    """Return the mark for each criterion.
 
     Raises:
-        Unreadable: it is not there.
+        Unreadable: if the marks are missing or invalid.
     """
     if len(text) > MAX_CHARACTERS:
         raise Unreadable(f"it has more than {MAX_CHARACTERS:,} characters")
     begin, end = THOUGHTS
     if text.lstrip().startswith(begin):
         text = text.partition(end)[2]
-    names = {one.name for one in rubric.criteria}
-    found = [one for one in _objects(text) if names & one.keys()]
-    if not found:
-        raise Unreadable(f"it holds no JSON object with the criteria: {' '.join(text.split())!r:.200}")
-    if any(one != found[0] for one in found):
-        raise Unreadable("it holds several JSON objects with different marks")
-    return {one.name: _mark(found[0], one) for one in rubric.criteria}
+    names = {criterion.name for criterion in rubric.criteria}
+    marks = [candidate for candidate in _objects(text) if names & candidate.keys()]
+    if not marks:
+        raise Unreadable(f"it contains no JSON object with the criteria: {' '.join(text.split())!r:.200}")
+    if any(candidate != marks[0] for candidate in marks):
+        raise Unreadable("it contains several JSON objects with different marks")
+    return {criterion.name: _mark(marks[0], criterion) for criterion in rubric.criteria}
 
 
-def _mark(found: dict[str, Any], criterion: Criterion) -> Mark:
-    if criterion.name not in found:
+def _mark(marks: dict[str, Any], criterion: Criterion) -> Mark:
+    if criterion.name not in marks:
         raise Unreadable(f"the criterion '{criterion.name}' is missing")
-    mark: Any = found[criterion.name]
+    mark: Any = marks[criterion.name]
     words: Any = None
     if isinstance(mark, dict):
         mark, words = mark.get("mark"), mark.get("words")
@@ -60,24 +60,24 @@ def _mark(found: dict[str, Any], criterion: Criterion) -> Mark:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Every JSON object in a text that is in no other one."""
+    """Yield each outermost JSON object in a text."""
     decoder = json.JSONDecoder(object_pairs_hook=_once)
-    place = 0
-    while (place := text.find("{", place)) >= 0:
+    position = 0
+    while (position := text.find("{", position)) >= 0:
         try:
-            found, place = decoder.raw_decode(text, place)
+            parsed, position = decoder.raw_decode(text, position)
         except RecursionError:
             raise Unreadable("its JSON is nested too deeply") from None
         except Unreadable:
             raise
         except ValueError:
-            place += 1
+            position += 1
             continue
-        yield found
+        yield parsed
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise Unreadable("a key of its JSON stands there twice")
-    return found
+    parsed = dict(pairs)
+    if len(parsed) < len(pairs):
+        raise Unreadable("its JSON repeats a key")
+    return parsed

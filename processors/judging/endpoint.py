@@ -1,4 +1,5 @@
-"""A server that speaks OpenAI's chat completions, as vLLM, SGLang, llama.cpp, Ollama and most services do."""
+"""Client of OpenAI's chat completions API, which vLLM, SGLang, llama.cpp, Ollama and most services
+provide."""
 
 import asyncio
 import email.utils
@@ -13,50 +14,50 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from trinity_db.errors import ConfigError
-from trinity_db.processors.step import NotAnswered
+from trinity_db.processors.lists.step import NotAnswered
 
 if TYPE_CHECKING:
     import aiohttp
 
 
 CONNECT_SECONDS = 10.0
-KEPT_SECONDS = 2.0  # of an idle connection; servers close theirs after 5, and a request may cross that
-MAX_BYTES = 4 << 20  # of an answer
-MAX_MESSAGE = 200  # characters of what a server says about an error
-AGAIN = {408, 409, 425, 429}  # and 500 or more: another try may be answered
+KEPT_SECONDS = 2.0  # for idle connections; servers close theirs after 5, which can race with a request
+MAX_BYTES = 4 << 20  # per answer
+MAX_MESSAGE = 200  # characters kept of a server's error message
+AGAIN = {408, 409, 425, 429}  # retryable statuses, in addition to 500 and above
 
 
 def address(url: str) -> str:
-    """The address, checked.
+    """Validate the address of an endpoint and return it.
 
     Raises:
-        ValueError: it is none, or holds a password.
+        ValueError: if it is not an address, or contains a password.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError("url has the form https://api.openai.com/v1")
     if parts.username or parts.password:
-        raise ValueError("url holds no password; use key_env")
+        raise ValueError("url must not contain a password; use key_env")
     return url
 
 
 def variable(name: str | None) -> str | None:
-    """The name of an environment variable, checked.
+    """Validate the name of an environment variable and return it.
 
     Raises:
-        ValueError: it is none.
+        ValueError: if it is not a name.
     """
     if name is not None and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-        # The message does not repeat it: it may be the key.
-        raise ValueError("key_env names an environment variable, as JUDGE_KEY; the key itself stands there")
+        # The message does not include the value, which may be the key.
+        raise ValueError("key_env must name an environment variable, such as JUDGE_KEY, not hold the key")
     return name
 
 
 def key_of(step: str, key_env: str | None) -> str | None:
-    """The key of the endpoint, for the step of that name.
+    """Return the endpoint's key from its environment variable, or None.
 
     Raises:
-        ConfigError: there is none where one is named.
+        ConfigError: if the variable is not set.
     """
     if key_env is None:
         return None
@@ -68,10 +69,10 @@ def key_of(step: str, key_env: str | None) -> str | None:
 
 
 def check_client(step: str) -> None:
-    """Find out that the step of that name can ask.
+    """Check that the HTTP client for a step is installed.
 
     Raises:
-        ConfigError: there is no aiohttp.
+        ConfigError: if aiohttp is missing.
     """
     if importlib.util.find_spec("aiohttp") is None:
         raise ConfigError(f"{step} needs the package aiohttp: pip install 'trinity-db[judge]'.")
@@ -79,22 +80,22 @@ def check_client(step: str) -> None:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answers."""
+    """A server's answer."""
 
     text: str
     model: str
-    """As the server calls it."""
+    """Name of the model according to the server."""
     prompt_tokens: int
     completion_tokens: int
 
 
-class Endpoint:
-    """One server and the model that it is asked for.
+class JudgeEndpoint:
+    """A model on a server.
 
     Args:
-        url: address up to the version, as https://api.openai.com/v1.
-        body: further fields of each request.
-        key: goes into the header "Authorization", and into no message.
+        url: Address including the version, such as https://api.openai.com/v1.
+        body: Further fields of each request.
+        key: Key for the header "Authorization"; it appears in no message.
     """
 
     def __init__(self, url: str, model: str, body: Mapping[str, Any], key: str | None) -> None:
@@ -104,29 +105,29 @@ class Endpoint:
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(self, messages: Sequence[Mapping[str, str]], **body: Any) -> Reply:
-        """What the server answers; it takes as long as it takes.
+        """Return the server's answer, without a time limit.
 
         Raises:
-            NotAnswered: it does not, or not with a text.
+            NotAnswered: if the server does not answer with a text.
         """
         import aiohttp
 
-        if self._session is None:  # within the event loop to which it belongs
+        if self._session is None:  # created in the event loop that it belongs to
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 headers={"Authorization": f"Bearer {self._key}"} if self._key else None,
             )
-        asked = {**self._body, **body, "messages": messages}
+        payload = {**self._body, **body, "messages": messages}
         try:
-            async with self._session.post(self._url, json=asked, allow_redirects=False) as answer:
-                said = await _limited(answer)
+            async with self._session.post(self._url, json=payload, allow_redirects=False) as answer:
+                content = await _limited(answer)
                 status, after = answer.status, answer.headers.get("Retry-After")
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             raise NotAnswered(f"{self._url}: {self._plain(str(error)) or type(error).__name__}") from error
         if status == 200:
-            return self._reply(said)
-        message = f"{self._url}: HTTP {status}: {self._plain(_message(said))}"
+            return self._reply(content)
+        message = f"{self._url}: HTTP {status}: {self._plain(_message(content))}"
         is_final = status < 500 and status not in AGAIN
         raise NotAnswered(message, after=_seconds(after), is_final=is_final)
 
@@ -134,47 +135,47 @@ class Endpoint:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
-            await asyncio.sleep(0)  # the loop closes the sockets in its next turn
+            await asyncio.sleep(0)  # the loop closes the sockets in its next iteration
         self._session = None
 
-    def _reply(self, said: bytes) -> Reply:
+    def _reply(self, content: bytes) -> Reply:
         try:
-            answer = json.loads(said)
+            answer = json.loads(content)
             choice = answer["choices"][0]
             text, reason = choice["message"].get("content"), choice.get("finish_reason")
             usage = answer.get("usage") or {}
             used = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
             reply = Reply(text or "", str(answer.get("model") or self._body["model"]), used[0], used[1])
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            shown = self._plain(said.decode(errors="replace"))
-            raise NotAnswered(f"{self._url}: answers something other than a completion: {shown}") from error
+            shown = self._plain(content.decode(errors="replace"))
+            raise NotAnswered(f"{self._url}: answered something other than a completion: {shown}") from error
         if not isinstance(text, str) or not text.strip() or reason == "length":
-            why = "its answer was cut off; allow more tokens by body: {max_tokens: N}"
+            why = "its answer was cut off; allow more tokens with body: {max_tokens: N}"
             refusal = choice["message"].get("refusal") or "nothing"
             message = why if reason == "length" else f"it answers {self._plain(str(refusal))}"
             raise NotAnswered(f"{self._url}: {message}", tokens=sum(used))
         return reply
 
     def _plain(self, text: str) -> str:
-        """A text in one line, and without the key, which some servers repeat."""
+        """Return a text in one line, without the key, which some servers repeat."""
         if self._key:
             text = text.replace(self._key, "***")
         return " ".join(text.split())[:MAX_MESSAGE]
 
 
 async def _limited(answer: "aiohttp.ClientResponse") -> bytes:
-    """The body of an answer, as long as it may be."""
-    said = bytearray()
+    """Return the body of an answer, limited to MAX_BYTES."""
+    body = bytearray()
     async for chunk in answer.content.iter_chunked(1 << 16):
-        said += chunk
-        if len(said) > MAX_BYTES:
+        body += chunk
+        if len(body) > MAX_BYTES:
             raise NotAnswered(f"{answer.url}: its answer has more than {MAX_BYTES >> 20} MiB")
-    return bytes(said)
+    return bytes(body)
 
 
-def _message(said: bytes) -> str:
-    """What a server says about an error, in one of the usual forms."""
-    text = said.decode(errors="replace")
+def _message(content: bytes) -> str:
+    """Return a server's error message from one of the usual formats."""
+    text = content.decode(errors="replace")
     try:
         form = json.loads(text)
     except ValueError:
@@ -186,7 +187,7 @@ def _message(said: bytes) -> str:
 
 
 def _seconds(after: str | None) -> float:
-    """What the header Retry-After asks for: seconds, or a date."""
+    """Parse the header Retry-After: seconds, or a date."""
     if not after:
         return 0.0
     try:

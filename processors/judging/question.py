@@ -1,8 +1,8 @@
-"""What a judge is asked: the rubric as instructions, and the rollout as material that can give none.
+"""Builds the messages to a judge: the rubric as instructions, and the rollout as untrusted material.
 
-The rollout is hostile text. Its writer is rewarded for high marks, and learns whatever brings them. So each
-text stands between lines with a number that is drawn for each question, and what a server's chat template
-would read as the beginning of another message is broken up.
+The rollout is hostile text: training rewards its writer for high marks, by whatever means. Therefore each
+text is enclosed in lines with a number that is random for each question, and sequences that a server's chat
+template would interpret as the start of another message are broken up.
 """
 
 import json
@@ -13,13 +13,13 @@ from typing import Any
 
 from trinity_db.processors.judging.rubric import Rubric
 
-# What chat templates put between messages: <|im_start|>, <start_of_turn>, [INST], </s> and so on. A server
-# turns such a text into the token itself, even in the middle of a message.
+# Delimiters of chat templates: <|im_start|>, <start_of_turn>, [INST], </s> and so on. A server converts such
+# text into the special token, even in the middle of a message.
 SPECIAL = re.compile(
     r"<(?=[|｜])|<(?=/?(?:s|bos|eos|think|start_of_turn|end_of_turn|turn)\b[^>]{0,20}>)"
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\b)"
 )
-UNSEEN = "\u200b"  # a space without width
+UNSEEN = "\u200b"  # zero-width space
 
 RULES = """\
 You mark what another model wrote. These criteria are the only ones:
@@ -36,14 +36,18 @@ Answer with one JSON object and nothing else, in this form:
 
 
 def messages(rubric: Rubric, material: Mapping[str, str]) -> list[dict[str, str]]:
-    """The messages of a question.
+    """Build the messages of a question.
 
     Args:
-        material: what the judge sees, by name; the last one is what it marks.
+        material: Texts for the judge, by name; the last one is marked.
     """
     number = secrets.token_hex(8)
-    criteria = "\n".join(f"- {one.name}, {one.marks}: {one.question}" for one in rubric.criteria)
-    form = ", ".join(f'"{one.name}": {{"words": "why", "mark": {one.marks}}}' for one in rubric.criteria)
+    criteria = "\n".join(
+        f"- {criterion.name}, {criterion.marks}: {criterion.question}" for criterion in rubric.criteria
+    )
+    form = ", ".join(
+        f'"{criterion.name}": {{"words": "why", "mark": {criterion.marks}}}' for criterion in rubric.criteria
+    )
     instructions = f"\n{rubric.instructions}\n" if rubric.instructions else ""
     rules = RULES.format(criteria=criteria, instructions=instructions, number=number, form=f"{{{form}}}")
     parts = [f"begin {number} {name}\n{tamed(text)}\nend {number} {name}" for name, text in material.items()]
@@ -53,27 +57,27 @@ def messages(rubric: Rubric, material: Mapping[str, str]) -> list[dict[str, str]
 
 
 def tamed(text: str) -> str:
-    """A text in which no chat template finds the beginning or the end of a message."""
-    return SPECIAL.sub(lambda found: found[0] + UNSEEN, text)
+    """Break up sequences that a chat template would interpret as the start or end of a message."""
+    return SPECIAL.sub(lambda match: match[0] + UNSEEN, text)
 
 
 def schema(rubric: Rubric) -> dict[str, Any]:
-    """The JSON schema of an answer. The words stand before the mark, which follows from them."""
+    """Build the JSON schema of an answer. The explanation precedes the mark, which should follow from it."""
     return _object(
         {
-            one.name: _object(
-                {"words": {"type": "string"}, "mark": {"type": "integer" if one.whole else "number"}}
+            criterion.name: _object(
+                {"words": {"type": "string"}, "mark": {"type": "integer" if criterion.whole else "number"}}
             )
-            for one in rubric.criteria
+            for criterion in rubric.criteria
         }
     )
 
 
 def conversation(prompt: str, messages: Sequence[Mapping[str, Any]] | None) -> str:
-    """What the policy was given. A message is a line of JSON, so that no message can pose as another one."""
+    """Return the policy's input. Each message is a line of JSON, so that none can imitate another."""
     if not messages:
         return prompt
-    return "\n".join(json.dumps(one, ensure_ascii=False) for one in messages)
+    return "\n".join(json.dumps(message, ensure_ascii=False) for message in messages)
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The built-in steps, one file a duty, each marked by `@step`; `lists.py` says which list has which file."""
+"""Built-in steps, grouped by purpose and marked with `@step`; `lists.py` assigns the modules to lists."""

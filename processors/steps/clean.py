@@ -1,9 +1,7 @@
-"""Steps of `clean`: they drop rows before they are scored.
+"""Steps of `clean`: they drop rows before scoring, returning the reason, or None to keep the row.
 
-Only rows that nothing can be learned from are dropped by default. A step that drops by what the response says
-removes it from the policy gradient.
-
-Each returns why the row is dropped, or None.
+By default only rows that nothing can be learned from are dropped. A step that drops rows because of their
+content removes that content from the policy gradient.
 """
 
 import unicodedata
@@ -15,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from trinity_db.processors.step import Drop, step
+from trinity_db.processors.jobs.words import normalized
+from trinity_db.processors.lists.step import Drop, step
 
 Script = Literal[
     "arabic",
@@ -50,18 +49,18 @@ Script = Literal[
     "thai",
     "tibetan",
 ]
-"""The first word of the Unicode names of a script's letters."""
+"""First words of the Unicode names of a script's letters."""
 
 
 @step()
 def not_empty(response: str) -> str | None:
-    """Drops responses of nothing but white space."""
+    """Drops responses that consist of white space."""
     return None if response.strip() else "empty"
 
 
 @step()
 def finite_logprobs(logprobs: NDArray[np.float32] | None) -> str | None:
-    """Drops rows with a log-probability that is no number."""
+    """Drops rows with a log-probability that is not finite."""
     return None if logprobs is None or np.isfinite(logprobs).all() else "non_finite_logprobs"
 
 
@@ -73,7 +72,7 @@ def max_length(response_length: int, *, tokens: Annotated[int, Field(ge=1)]) -> 
 
 @step()
 def not_truncated(finish_reason: str | None) -> str | None:
-    """Drops responses that ended because no more tokens were allowed (DAPO's overlong filtering).
+    """Drops responses that were cut off at the token limit (DAPO's overlong filtering).
 
     The rest of their group is compared without them.
     """
@@ -88,17 +87,17 @@ def not_repetitive(
     tokens: Annotated[int, Field(ge=2, le=1000)] = 20,
     share: Annotated[float, Field(ge=0, lt=1)] = 0.3,
 ) -> Drop | None:
-    """Drops responses that repeat themselves, as a model does that is caught in a loop.
+    """Drops responses that repeat themselves, such as those of a model caught in a loop.
 
-    A run of tokens is repeated if the response has the same run further left. It counts tokens and no words,
-    so that it means the same in every language.
+    A run of tokens is repeated if the same run occurs earlier in the response. Counting tokens instead of
+    words makes the measure independent of the language.
 
     Args:
-        tokens: Length of a run. A shorter one may occur any number of times.
-        share: The row is dropped if more than this share of the response's tokens lies in repeated runs.
+        tokens: Length of a run. Shorter runs may repeat any number of times.
+        share: The row is dropped if more than this share of the response's tokens is in repeated runs.
 
-    Source: the share of text in duplicate n-grams by which MassiveText is filtered, arXiv 2112.11446, table
-    A1, of tokens in place of characters.
+    Source: MassiveText's filter by the share of text in duplicate n-grams, arXiv 2112.11446, table A1, with
+    tokens instead of characters.
     """
     sampled = token_ids[action_mask]
     if len(sampled) <= tokens:
@@ -107,10 +106,10 @@ def not_repetitive(
     _, first = np.unique(runs, axis=0, return_index=True)
     is_repeated = np.ones(len(runs), dtype=bool)
     is_repeated[first] = False
-    # A token lies in a repeated run if one of the `tokens` runs that hold it is repeated.
+    # A token is in a repeated run if one of the `tokens` runs that contain it is repeated.
     covered = np.convolve(is_repeated, np.ones(tokens, dtype=np.int64)) > 0
-    found = float(covered.mean())
-    return Drop("repetitive", {"share": round(found, 4)}) if found > share else None
+    repeated_share = float(covered.mean())
+    return Drop("repetitive", {"share": round(repeated_share, 4)}) if repeated_share > share else None
 
 
 @step()
@@ -120,21 +119,16 @@ def in_script(
     scripts: Annotated[Sequence[Script], Field(min_length=1)],
     share: Annotated[float, Field(ge=0, lt=1)] = 0.05,
 ) -> Drop | None:
-    """Drops responses that are written in other scripts, as when a model falls into another language.
+    """Drops responses written in other scripts, such as after a switch to another language.
 
-    Digits, signs and emoji are of no script. A mathematical letter counts as the plain one.
+    Digits, signs and emoji belong to no script. A mathematical letter counts as the plain letter.
 
     Args:
-        scripts: Those that are allowed. Chinese characters are `cjk`; Japanese has `hiragana` and `katakana`
-            beside them.
-        share: The row is dropped if more than this share of its letters is of other scripts.
+        scripts: Allowed scripts. Chinese characters are `cjk`; Japanese also needs `hiragana` and `katakana`.
+        share: The row is dropped if more than this share of its letters is in other scripts.
     """
-    # Letters that modify others, as the Japanese mark of a long vowel, belong to several scripts.
-    letters = [
-        char
-        for char in unicodedata.normalize("NFKC", response)
-        if char.isalpha() and unicodedata.category(char) != "Lm"
-    ]
+    # Letters that modify others, such as the Japanese prolonged sound mark, belong to several scripts.
+    letters = [char for char in normalized(response) if char.isalpha() and unicodedata.category(char) != "Lm"]
     others: Counter[str] = Counter()
     for char, count in Counter(letters).items():
         script = unicodedata.name(char, "UNKNOWN").split(maxsplit=1)[0].lower()
@@ -147,9 +141,9 @@ def in_script(
 
 @step()
 def not_duplicate(id: int, first_equal: int) -> Drop | None:
-    """Drops responses that an earlier member of the same rollout group gave word by word.
+    """Drops responses that equal an earlier response of the same rollout group.
 
-    What is left of the group is compared without them. A policy that is sure of an answer gives it often, so
-    this changes what a group says about the policy: use it where many equal rows only cost time.
+    The rest of the group is compared without them. A confident policy repeats its answers, so dropping them
+    changes what a group shows about the policy: use this step where many equal rows only cost time.
     """
     return Drop("duplicate", {"of": first_equal}) if first_equal != id else None

@@ -1,4 +1,4 @@
-"""Embeddings of responses, for searches by meaning, and near duplicates by meaning."""
+"""Embeddings of responses, for semantic search, and semantic near-duplicate removal."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,26 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from trinity_db import vectors
-from trinity_db.config import ModelConfig
+from trinity_db.arrays import vectors
+from trinity_db.arrays.vectors import EmbeddedRow, Near, Vectors
+from trinity_db.config.shared import ModelConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import check_libraries, hub
 from trinity_db.models.folder_digest import digest
 from trinity_db.models.loading import check_folder
-from trinity_db.processors.embedding import Embedder, Endpoint, Local, digest_of
-from trinity_db.processors.step import Context, Drop, step
+from trinity_db.processors.jobs.embedding import Embedder, EmbeddingEndpoint, Local, digest_of
+from trinity_db.processors.lists.step import Context, Drop, step
 from trinity_db.store import instances, neighbours
-from trinity_db.vectors import Near, Row, Vectors
 
-FOUND = 100  # nearest rows that are looked at first; if all of them were dropped since, more are
+FOUND = 100  # nearest rows fetched first; more are fetched if all of these have been dropped since
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A row, and which rows it is compared with."""
+class _Query:
+    """A row, and the rows that it is compared with."""
 
     vector: NDArray[np.float32]
-    place: int
+    position: int
     where: Mapping[str, int | None]
     limit: int = FOUND
 
@@ -43,22 +43,23 @@ def _address(url: str | None) -> str | None:
 
 @step(batch=64)
 class Embed:
-    """Writes a vector of each response to Lance, by which `trinity-db search` finds rows by their meaning.
+    """Writes an embedding of each response to Lance, for semantic search with `trinity-db search`.
 
-    With `threshold` it also drops responses that mean nearly the same as one that came first. The vectors
-    survive restarts, and all processors of a run share them. A vector of a row that it drops is removed. Name
-    this step last: a row that a later step drops counts as the first while its verdict is not written.
+    With `threshold` it also drops responses that mean nearly the same as an earlier one. The vectors survive
+    restarts and are shared by all processors of a run. The vector of a row that this step drops is removed.
+    Put this step last: a row that a later step drops counts as the first until its verdict is stored.
 
     Args:
-        path: Folder of a model of sentence embeddings in Hugging Face format, or OWNER/NAME of one of the
-            Hub. Each processor loads it.
-        revision: Branch, tag or commit of a model of the Hub, as in model.revision.
-        url: Or the address of an endpoint that speaks OpenAI's embeddings, as http://localhost:8000/v1.
+        path: Folder of a sentence embedding model in Hugging Face format, or OWNER/NAME on the Hub. Each
+            processor loads it.
+        revision: Branch, tag or commit of a model on the Hub, like model.revision.
+        url: Alternatively, the address of an endpoint with OpenAI's embeddings API, such as
+            http://localhost:8000/v1.
         model: Name under which the endpoint serves the model.
-        key_env: Name of the environment variable that holds the endpoint's key. null: it wants none.
-        threshold: Smallest cosine of two vectors from which on the row is dropped. null: none is dropped.
-        within: What a response is compared with: those of its rollout `group`, of all attempts of the run at
-            its `task`, or of the whole `run`.
+        key_env: Name of the environment variable with the endpoint's key. null: no key.
+        threshold: Cosine of two vectors from which the later row is dropped. null: no row is dropped.
+        within: Scope of the comparison: the rollout `group`, all attempts at the `task` in this run, or the
+            whole `run`.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Embed:
         if path is not None:
             self._embedder = Local(hub.folder(path, revision))
         else:
-            self._embedder = Endpoint(str(url), str(model), key_env)
+            self._embedder = EmbeddingEndpoint(str(url), str(model), key_env)
         self.loaded_digest = digest_of(self._embedder.made_by)
         self._threshold = threshold
         self._within = within
@@ -94,10 +95,10 @@ class Embed:
         model: str | None,
         **options: Any,
     ) -> str:
-        """The digest of the model that would be loaded now.
+        """Return the digest of the model that would be loaded now.
 
         Raises:
-            ConfigError: its folder is missing.
+            ConfigError: if its folder is missing.
         """
         if path is None:
             return digest_of({"url": url, "model": model})
@@ -119,7 +120,7 @@ class Embed:
         """Find mistakes before the run is created, without loading the model.
 
         Raises:
-            ConfigError: no model is named, or two, or its folder has none.
+            ConfigError: if not exactly one model is named, or its folder contains no model.
         """
         if (path is None) == (url is None):
             raise ConfigError("embed: give either path, a folder, or url, an endpoint.")
@@ -133,9 +134,9 @@ class Embed:
             check_libraries("torch", "transformers")
             check_embedding_model(hub.folder(path, revision, with_weights=False))
         elif revision is not None:
-            raise ConfigError("embed: revision is of a model of the Hub, which path names.")
+            raise ConfigError("embed: revision applies to a model on the Hub, which path names.")
         else:
-            Endpoint(str(url), str(model), key_env)
+            EmbeddingEndpoint(str(url), str(model), key_env)
 
     def __call__(
         self,
@@ -145,20 +146,20 @@ class Embed:
         group_id: Sequence[int | None],
         response: Sequence[str],
     ) -> Iterator[tuple[int, Drop | None]]:
-        """Why rows are dropped, each with the row that came first."""
+        """Yield None or a drop that names the earlier row, for each row."""
         made = self._embedder.embed(response)
-        rows = [Row(*row) for row in zip(id, task_id, group_id, made, strict=True)]
+        rows = [EmbeddedRow(*row) for row in zip(id, task_id, group_id, made, strict=True)]
         table = self._table(run_id[0], made.shape[1])
-        known = table.places(id)  # as after a crash
+        known = table.positions(id)  # present after a crash
         if new := [row for row in rows if row.experience_id not in known]:
             table.add(new)
         near = self._near(table, rows) if self._threshold is not None else {}
         if near:
             table.remove(list(near))
-        for place, one in enumerate(id):
-            found = near.get(one)
-            detail = {"of": found.experience_id, "cosine": round(found.cosine, 4)} if found else None
-            yield place, Drop("near_in_meaning", detail) if found else None
+        for index, experience_id in enumerate(id):
+            earlier = near.get(experience_id)
+            detail = {"of": earlier.experience_id, "cosine": round(earlier.cosine, 4)} if earlier else None
+            yield index, Drop("near_in_meaning", detail) if earlier else None
 
     def _table(self, run_id: int, size: int) -> Vectors:
         if self._vectors is None:
@@ -167,70 +168,74 @@ class Embed:
             name = vectors.name_of(run_id, store, self.loaded_digest)
             self._vectors = vectors.opened(name)
             if self._vectors is None:
-                # Here alone a transaction waits for Lance, which does not make a table atomically.
+                # The only transaction that waits for Lance, because Lance does not create tables atomically.
                 with self._database.transaction() as tx:
                     neighbours.take_turns(tx, run_id)
                     self._vectors = vectors.make(name, size)
         return self._vectors
 
-    def _near(self, table: Vectors, rows: Sequence[Row]) -> dict[int, Near]:
-        """For each row that is to be dropped, the nearest one that came before it and is not dropped.
+    def _near(self, table: Vectors, rows: Sequence[EmbeddedRow]) -> dict[int, Near]:
+        """Return, for each row to drop, the nearest earlier row that is not dropped itself.
 
-        Another processor may be about to drop the earlier row. So this one judges such rows too, in the same
-        way, by the rows before them.
+        Another processor may be about to drop the earlier row. This one therefore judges such rows too, in
+        the same way, against the rows before them.
         """
-        places = table.places([row.experience_id for row in rows])
-        asked = {
-            row.experience_id: _Asked(row.vector, places[row.experience_id], self._where(row)) for row in rows
+        positions = table.positions([row.experience_id for row in rows])
+        queries = {
+            row.experience_id: _Query(row.vector, positions[row.experience_id], self._where(row))
+            for row in rows
         }
-        known = dict(asked)
+        known = dict(queries)
         earlier: dict[int, list[Near]] = {}
         dropped: dict[int, Near | None] = {}
-        while asked:
-            further: dict[int, _Asked] = {}
-            for id, near, is_all in self._earlier(table, asked):
-                one = asked[id]
+        while queries:
+            further: dict[int, _Query] = {}
+            for id, near, is_all in self._earlier(table, queries):
+                asking = queries[id]
                 if not is_all:
-                    further[id] = replace(one, limit=2 * one.limit)
+                    further[id] = replace(asking, limit=2 * asking.limit)
                     continue
-                earlier[id] = [other for other, _ in near]
-                for other in (other for other, is_judged in near if not is_judged):
-                    if other.experience_id in known or other.experience_id in dropped:
+                earlier[id] = [earlier_row for earlier_row, _ in near]
+                for earlier_row in (earlier_row for earlier_row, is_judged in near if not is_judged):
+                    if earlier_row.experience_id in known or earlier_row.experience_id in dropped:
                         continue
-                    vector = table.vector(other.experience_id)
-                    if vector is None:  # another processor dropped it just now
-                        dropped[other.experience_id] = None
+                    vector = table.vector(earlier_row.experience_id)
+                    if vector is None:  # another processor has just dropped it
+                        dropped[earlier_row.experience_id] = None
                     else:
-                        known[other.experience_id] = _Asked(vector, other.place, one.where)
-                        further[other.experience_id] = known[other.experience_id]
-            asked = further
-        for id in sorted(earlier, key=lambda id: known[id].place):
-            first = next((other for other in earlier[id] if other.experience_id not in dropped), None)
+                        known[earlier_row.experience_id] = _Query(vector, earlier_row.position, asking.where)
+                        further[earlier_row.experience_id] = known[earlier_row.experience_id]
+            queries = further
+        for id in sorted(earlier, key=lambda id: known[id].position):
+            first = next(
+                (earlier_row for earlier_row in earlier[id] if earlier_row.experience_id not in dropped), None
+            )
             if first is not None:
                 dropped[id] = first
-        return {id: first for id in places if (first := dropped.get(id)) is not None}
+        return {id: first for id in positions if (first := dropped.get(id)) is not None}
 
-    def _where(self, row: Row) -> Mapping[str, int | None]:
+    def _where(self, row: EmbeddedRow) -> Mapping[str, int | None]:
         return {} if self._within == "run" else {f"{self._within}_id": getattr(row, f"{self._within}_id")}
 
     def _earlier(
-        self, table: Vectors, asked: Mapping[int, _Asked]
+        self, table: Vectors, queries: Mapping[int, _Query]
     ) -> Iterator[tuple[int, list[tuple[Near, bool]], bool]]:
-        """For each row those before it that are near and not dropped, the nearest first.
-
-        With each whether it is judged already; then whether these are enough: all, or one that is judged.
+        """Yield for each row its near earlier rows that are not dropped, the nearest first, each with whether
+        it has a verdict already; then whether the list suffices: it is complete, or contains a row with a
+        verdict.
         """
         assert self._threshold is not None
-        found = {
-            id: table.near(one.vector, self._threshold, one.limit, one.where) for id, one in asked.items()
+        answers = {
+            id: table.near(query.vector, self._threshold, query.limit, query.where)
+            for id, query in queries.items()
         }
-        others = {one.experience_id for some in found.values() for one in some}
+        others = {near_row.experience_id for some in answers.values() for near_row in some}
         with self._database.transaction(read_only=True) as tx:
             is_judged = neighbours.kept(tx, sorted(others))
-        for id, some in found.items():
+        for id, some in answers.items():
             near = [
-                (one, is_judged[one.experience_id])
-                for one in some
-                if one.place < asked[id].place and one.experience_id in is_judged
+                (near_row, is_judged[near_row.experience_id])
+                for near_row in some
+                if near_row.position < queries[id].position and near_row.experience_id in is_judged
             ]
-            yield id, near, len(some) < asked[id].limit or any(is_judged for _, is_judged in near)
+            yield id, near, len(some) < queries[id].limit or any(is_judged for _, is_judged in near)

@@ -1,4 +1,4 @@
-"""Which language a response is in."""
+"""Language identification of responses."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -7,26 +7,26 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trinity_db.config import ModelConfig
+from trinity_db.config.base import hint
+from trinity_db.config.shared import ModelConfig
 from trinity_db.errors import ConfigError
-from trinity_db.processors.step import Answer, Context, Drop, step
-from trinity_db.settings import hint
+from trinity_db.processors.lists.step import Answer, Context, Drop, step
 
 NO_LANGUAGE = "zxx"  # ISO 639-2: code, formulas, numbers
 
 
 @step()
 class InLanguage:
-    """Drops responses in other languages, by the package py3langid, which knows 139.
+    """Drops responses in other languages, using the package py3langid, which has 139 languages.
 
-    A response that is too short to tell, or of which the package is not sure, passes, and so does one without
-    a language, as code. `processing.detail` says so, to be counted. Related languages are confused easily:
-    allow them together, as `hr`, `sr` and `bs`.
+    Responses that are too short, identified with low confidence, or without a language, such as code, pass;
+    `processing.detail` records the reason, so that they can be counted. Related languages are easily
+    confused: allow them together, such as `hr`, `sr` and `bs`.
 
     Args:
-        languages: Those that are allowed, by their codes in ISO 639, such as `en` or `zh`.
-        letters: A response with fewer letters is too short to tell.
-        probability: The row is dropped if another language is at least so probable.
+        languages: ISO 639 codes of the allowed languages, such as `en` or `zh`.
+        letters: Fewer letters are too few to identify a language.
+        probability: The row is dropped if another language is at least this probable.
     """
 
     def __init__(
@@ -44,32 +44,34 @@ class InLanguage:
 
     @staticmethod
     def check(model: ModelConfig, *, languages: Sequence[str], **options: Any) -> None:
-        """Find out before the run is created that the package is missing, or does not know a language.
+        """Check before the run is created that py3langid is installed and has the languages.
 
         Raises:
-            ConfigError: so it is.
+            ConfigError: if not.
         """
         if importlib.util.find_spec("py3langid") is None:
             raise ConfigError("in_language needs the package py3langid: pip install 'trinity-db[language]'.")
         known = sorted({*_identifier().labels} - {NO_LANGUAGE})
-        for one in languages:
-            if one not in known:
-                raise ConfigError(f"in_language: py3langid knows no language '{one}'; {hint(one, known)}.")
+        for language in languages:
+            if language not in known:
+                raise ConfigError(
+                    f"in_language: py3langid has no language '{language}'; {hint(language, known)}."
+                )
 
     def __call__(self, response: str) -> Answer | Drop | None:
-        """Why the row is dropped, or what could not be told."""
+        """Return a drop, or the reason why the language was not identified."""
         num_letters = sum(map(str.isalpha, response))
         if num_letters < self._letters:
             return Answer(None, {"untold": "too_short", "letters": num_letters})
         language, probability = self._identifier.classify(response)
-        found = {"language": language, "probability": round(probability, 4)}
+        identified = {"language": language, "probability": round(probability, 4)}
         if language == NO_LANGUAGE:
-            return Answer(None, {"untold": "no_language", **found})
+            return Answer(None, {"untold": "no_language", **identified})
         if language in self._allowed:
             return None
         if probability < self._probability:
-            return Answer(None, {"untold": "not_sure", **found})
-        return Drop("other_language", found)
+            return Answer(None, {"untold": "not_sure", **identified})
+        return Drop("other_language", identified)
 
 
 @cache

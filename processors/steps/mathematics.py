@@ -1,4 +1,4 @@
-"""Whether an answer means the same as the right one, although it is written in another way."""
+"""Compares answers by mathematical meaning instead of notation."""
 
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,28 +6,36 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trinity_db.config import ModelConfig
+from trinity_db.config.shared import ModelConfig
 from trinity_db.errors import ConfigError
+from trinity_db.models.chat.thoughts import after_thoughts
+from trinity_db.processors.answers.accepted import accepted
 from trinity_db.processors.children.pool import Pool, python
-from trinity_db.processors.step import Context, step
-from trinity_db.processors.steps.rewards import answer_of
+from trinity_db.processors.lists.step import Context, step
 
 
-@step(batch=256)
+@step(version=2, batch=256)
 class MathMatch:
-    """1 if the final answer is mathematically equal to the task's, by the package math-verify.
+    """Scores 1 if the final answer is mathematically equal to the task's, using the package math-verify.
 
-    What counts of a response is its last `\\boxed{}`, or else the text behind the last `####`, or else the
-    last mathematics in it. Fractions, decimals, percent, roots, expressions, equations, sets, tuples,
-    intervals, matrices and complex numbers are compared by what they mean. Units, and the sign of percent, do
-    not count: 12 cm, 12 m and 12 are equal, and so are 50%, 50 and 0.5. Decimals are equal to six places.
+    The final answer of a response is its last `\\boxed{}`, or else the line after the last `####`, or else
+    the last statement such as "The answer is 4.", or else the last mathematical expression. Thoughts are
+    ignored, and inside `<answer>` tags only the text of the last ones counts. Fractions, decimals,
+    percentages, roots, expressions, equations, sets, tuples, intervals, matrices and complex numbers are
+    compared by value. Units, currencies and percent signs are ignored: 12 cm, 12 m and 12 are equal, and so
+    are 50%, 50 and 0.5. Decimals are compared to six places. Answers in words are compared as text, without
+    case.
 
-    Each comparison runs in a child process, which is killed if it takes too long. The row fails then, and
-    gets no 0.
+    Several alternatives, such as "4 or 5", equal only the set of them. A chain of equations that is false,
+    such as 3 = 7, equals nothing. A set does not equal a tuple. If the task's answer is a letter from A to J,
+    such as C, (C) or (C) 12, the letter that the response states is compared; several letters are wrong.
+
+    Each comparison runs in a child process, which is killed on timeout. The row then fails instead of scoring
+    0. It also fails if the task's answer is neither mathematics, words, nor a letter.
 
     Args:
-        seconds: Longest time of one comparison.
-        processes: How many comparisons run at the same time.
+        seconds: Time limit of one comparison.
+        processes: Number of concurrent comparisons.
     """
 
     def __init__(
@@ -41,28 +49,28 @@ class MathMatch:
 
     @staticmethod
     def check(model: ModelConfig, **options: Any) -> None:
-        """Find out before the run is created that the package is missing.
+        """Check before the run is created that math-verify is installed.
 
         Raises:
-            ConfigError: it is.
+            ConfigError: if it is not.
         """
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError("math_match needs the package math-verify: pip install 'trinity-db[math]'.")
 
     def __call__(
-        self, response: Sequence[str], task: Sequence[Mapping[str, Any]]
+        self, response: Sequence[str], task: Sequence[Mapping[str, Any]], prompt: Sequence[str]
     ) -> Iterator[tuple[int, float | Exception]]:
-        """Whether each response is right, or why that cannot be told."""
+        """Yield whether each response is correct, or the error of its comparison."""
         places, requests = [], []
-        for place, (text, columns) in enumerate(zip(response, task, strict=True)):
+        for index, (text, columns, task_prompt) in enumerate(zip(response, task, prompt, strict=True)):
             try:
-                requests.append({"response": text, "answer": answer_of(columns)})
-                places.append(place)
+                requests.append({"response": after_thoughts(text, task_prompt), "answers": accepted(columns)})
+                places.append(index)
             except ValueError as error:
-                yield place, error
-        for asked, said in self._pool.ask(requests):
-            yield places[asked], _value(said)
+                yield index, error
+        for number, verdict in self._pool.ask(requests):
+            yield places[number], _value(verdict)
 
 
-def _value(said: bool | Exception) -> float | Exception:
-    return ValueError(f"math_match: {said}") if isinstance(said, Exception) else float(said)
+def _value(verdict: bool | Exception) -> float | Exception:
+    return ValueError(f"math_match: {verdict}") if isinstance(verdict, Exception) else float(verdict)

@@ -1,4 +1,4 @@
-"""Another model that marks responses by a rubric."""
+"""A model judge, which marks responses by a rubric."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,36 +6,45 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from trinity_db.config import ModelConfig
+from trinity_db.config.shared import ModelConfig
 from trinity_db.processors.judging import question
 from trinity_db.processors.judging import rubric as rubrics
 from trinity_db.processors.judging.answers import Mark, Unreadable, read
-from trinity_db.processors.judging.endpoint import Endpoint, Reply, address, check_client, key_of, variable
-from trinity_db.processors.step import Answer, Context, NotAnswered, step
+from trinity_db.processors.judging.endpoint import (
+    JudgeEndpoint,
+    Reply,
+    address,
+    check_client,
+    key_of,
+    variable,
+)
+from trinity_db.processors.lists.step import Answer, Context, NotAnswered, step
 
 
 @step()
 class ModelJudge:
-    """Marks by a rubric, given by a model behind an endpoint that speaks OpenAI's chat completions.
+    """Scores responses by a rubric, using a model behind an endpoint with OpenAI's chat completions API.
 
-    Each criterion is a reward event of its own, model_judge/NAME. Its detail has the judge's words and model,
-    the version of the rubric, and tokens and cost of the request, shared evenly among the criteria.
+    Each criterion is a separate reward event, model_judge/NAME. Its detail records the judge's explanation
+    and model, the version of the rubric, and tokens and cost of the request, shared evenly among the
+    criteria.
 
-    An answer without a mark by each criterion, of the right type and in its scale, is asked for again. In the
-    end the row fails and has no reward. What the policy wrote is shown to the judge as material, so that it
-    cannot pose as the rubric.
+    If a mark is missing, has the wrong type or is out of range, the request is retried. After the last retry
+    the row fails and has no reward. The judge sees the policy's text as material, so that it cannot imitate
+    the rubric.
 
     Args:
         rubric: YAML file with the criteria.
-        url: Address of the endpoint up to its version, as http://localhost:8000/v1 for vLLM's server.
+        url: Address of the endpoint including its version, such as http://localhost:8000/v1 for vLLM's
+            server.
         model: Name under which the endpoint serves the judge.
-        key_env: Name of the environment variable that holds the endpoint's key. null: it wants none.
-        form: How the endpoint is asked for JSON: by a schema, by json_object, or in words alone, where it
-            knows neither.
-        body: Further fields of each request. For a judge without a temperature, give {max_completion_tokens:
+        key_env: Name of the environment variable with the endpoint's key. null: no key.
+        form: How JSON output is requested: by a schema, by json_object, or only in words, for endpoints that
+            support neither.
+        body: Further fields of each request. For a judge without a temperature, use {max_completion_tokens:
             2048}.
-        prompt_price: Cost of a million tokens of prompts, in a currency of yours.
-        completion_price: Cost of a million tokens of answers.
+        prompt_price: Cost of a million prompt tokens, in any currency.
+        completion_price: Cost of a million completion tokens.
     """
 
     def __init__(
@@ -52,7 +61,7 @@ class ModelJudge:
         completion_price: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
     ) -> None:
         self._rubric = rubrics.load(rubric)
-        self._endpoint = Endpoint(url, model, body, key_of("model_judge", key_env))
+        self._endpoint = JudgeEndpoint(url, model, body, key_of("model_judge", key_env))
         self._prices = prompt_price, completion_price
         self._format: dict[str, Any] = {}
         if form == "json_object":
@@ -63,10 +72,10 @@ class ModelJudge:
 
     @staticmethod
     def check(model: ModelConfig, /, *, rubric: Path, key_env: str | None, **options: Any) -> None:
-        """Find out before the run is created that the judge could not be asked.
+        """Check before the run is created that the judge can be called.
 
         Raises:
-            ConfigError: there is no rubric, no key, or no aiohttp.
+            ConfigError: if the rubric, the key or aiohttp is missing.
         """
         check_client("model_judge")
         rubrics.load(rubric)
@@ -74,7 +83,7 @@ class ModelJudge:
 
     @staticmethod
     def files(*, rubric: Path, **options: Any) -> Sequence[Path]:
-        """The files that its marks follow from, beside its code."""
+        """Return the files, other than its code, that the marks depend on."""
         return [rubric.expanduser()]
 
     async def __call__(
@@ -84,7 +93,7 @@ class ModelJudge:
         response: str,
         task: Mapping[str, Any],
     ) -> Answer:
-        """A mark by each criterion."""
+        """Return a mark for each criterion."""
         shown = self._rubric.shown(task)
         material = {"prompt": question.conversation(prompt, messages), **shown, "response": response}
         reply = await self._endpoint.ask(question.messages(self._rubric, material), **self._format)
@@ -92,11 +101,13 @@ class ModelJudge:
         try:
             marks = read(reply.text, self._rubric)
         except Unreadable as error:
-            raise NotAnswered(f"the answer of {reply.model} cannot be read: {error}", tokens=tokens) from None
+            raise NotAnswered(f"the answer of {reply.model} is invalid: {error}", tokens=tokens) from None
         criteria = self._rubric.criteria
         value = {
-            one.name: Answer(marks[one.name].value, _words(marks[one.name]), 0, one.weight)
-            for one in criteria
+            criterion.name: Answer(
+                marks[criterion.name].value, _words(marks[criterion.name]), 0, criterion.weight
+            )
+            for criterion in criteria
         }
         return Answer(value, self._about(reply), tokens)
 

@@ -1,4 +1,4 @@
-"""Responses that are nearly the same as an earlier one, by MinHash and locality-sensitive hashing."""
+"""Near-duplicate removal with MinHash and locality-sensitive hashing."""
 
 import importlib.util
 from collections.abc import Iterator, Sequence
@@ -9,36 +9,36 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from trinity_db.config import ModelConfig
+from trinity_db.config.shared import ModelConfig
 from trinity_db.errors import ConfigError
-from trinity_db.processors.step import Context, Drop, step
-from trinity_db.processors.words import runs, words
+from trinity_db.processors.jobs.words import runs, words
+from trinity_db.processors.lists.step import Context, Drop, step
 from trinity_db.store import neighbours
 
-HASHES = 128  # of a signature
-FOUND = 0.995  # least chance that a near duplicate right at the threshold shares a band with the first
+HASHES = 128  # per signature
+FOUND = 0.995  # minimum probability of detecting a near duplicate exactly at the threshold
 
 Within = Literal["group", "task", "run"]
 
 
 @step(batch=256)
 class NotNearDuplicate:
-    """Drops responses that are nearly the same as one that came first: most runs of words are in both.
+    """Drops responses that are nearly the same as an earlier one, measured by shared runs of words.
 
-    MinHash, by the package datasketch, finds which responses may be so, and the exact share decides. The
-    index is in the store: it survives restarts, and all processors of a run share it. A response that is
-    nearly the same as one that a later step dropped is compared with it no more, so name this step last. The
-    response of fewer words than a run is compared as a whole, and one without words passes.
+    MinHash, using the package datasketch, finds candidates, and the exact similarity decides. The index is in
+    the store: it survives restarts, and all processors of a run share it. Responses dropped by a later step
+    are no longer compared, so put this step last. A response of fewer words than a run is compared as a
+    whole; a response without words passes.
 
     Args:
-        threshold: Smallest share (Jaccard similarity) of runs of words in common, from which on the row is
-            dropped. Of the rows right at it, some 0.5% are not found.
+        threshold: Jaccard similarity of the runs of words from which the later row is dropped. Of the rows
+            exactly at the threshold, about 0.5% are missed.
         words: Length of a run.
-        within: What a response is compared with: those of its rollout `group`, of all attempts of the run at
-            its `task`, or of the whole `run`. What an earlier policy said of the task counts too, so with
-            `task` a policy that repeats itself has fewer and fewer rows.
+        within: Scope of the comparison: the rollout `group`, all attempts at the `task` in this run, or the
+            whole `run`. Responses of earlier policies count too, so with `task` a policy that repeats itself
+            loses more and more rows.
 
-    Source: Broder 1997; for training data Lee et al., arXiv 2107.06499, who have runs of 5 and 0.8.
+    Source: Broder 1997; for training data Lee et al., arXiv 2107.06499, who use runs of 5 and 0.8.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class NotNearDuplicate:
 
     @staticmethod
     def check(model: ModelConfig, **options: Any) -> None:
-        """Find out before the run is created that the package is missing.
+        """Check before the run is created that datasketch is installed.
 
         Raises:
-            ConfigError: it is.
+            ConfigError: if it is not.
         """
         if importlib.util.find_spec("datasketch") is None:
             raise ConfigError(
@@ -75,38 +75,47 @@ class NotNearDuplicate:
         group_id: Sequence[int | None],
         response: Sequence[str],
     ) -> Iterator[tuple[int, Drop | None]]:
-        """Why rows are dropped, each with the row that came first."""
+        """Yield None or a drop that names the earlier row, for each row."""
         places = {"run": run_id, "task": task_id, "group": group_id}[self._within]
-        shingles = {one: self._shingles(text) for one, text in zip(id, response, strict=True)}
-        compared = [(one, place) for one, place in zip(id, places, strict=True) if shingles[one]]
-        signatures = _signatures([shingles[one] for one, _ in compared])
+        shingles = {
+            experience_id: self._shingles(text) for experience_id, text in zip(id, response, strict=True)
+        }
+        compared = [
+            (experience_id, scope_id)
+            for experience_id, scope_id in zip(id, places, strict=True)
+            if shingles[experience_id]
+        ]
+        signatures = _signatures([shingles[experience_id] for experience_id, _ in compared])
         responses = [
-            neighbours.Response(one, self._bands(signature, (run_id[0], place)), shingles[one])
-            for (one, place), signature in zip(compared, signatures, strict=True)
+            neighbours.Response(
+                experience_id, self._bands(signature, (run_id[0], scope_id)), shingles[experience_id]
+            )
+            for (experience_id, scope_id), signature in zip(compared, signatures, strict=True)
         ]
         near = neighbours.admit(self._database, run_id[0], responses, self._threshold, self._shingles)
-        for number, one in enumerate(id):
-            found = near.get(one)
-            detail = {"of": found.id, "jaccard": round(found.jaccard, 4)} if found else None
-            yield number, Drop("near_duplicate", detail) if found else None
+        for number, experience_id in enumerate(id):
+            earlier = near.get(experience_id)
+            detail = {"of": earlier.id, "jaccard": round(earlier.jaccard, 4)} if earlier else None
+            yield number, Drop("near_duplicate", detail) if earlier else None
 
     def _shingles(self, text: str) -> frozenset[str]:
         return frozenset(runs(words(text), self._words))
 
-    def _bands(self, signature: NDArray[np.uint32], place: tuple[int, int | None]) -> list[int]:
-        """A number for each band, by which it is equal only to the same band of the same place."""
-        found = []
+    def _bands(self, signature: NDArray[np.uint32], scope_id: tuple[int, int | None]) -> list[int]:
+        """Return a number for each band, equal only for the same band in the same scope."""
+        numbers = []
         for number, start in enumerate(range(0, HASHES - self._rows + 1, self._rows)):
             band = signature[start : start + self._rows].astype("<u4").tobytes()
-            key = f"{self._within} {place} {self._words} {self._rows} {number} ".encode()
-            found.append(int.from_bytes(blake2b(key + band, digest_size=8).digest(), "big", signed=True))
-        return found
+            key = f"{self._within} {scope_id} {self._words} {self._rows} {number} ".encode()
+            numbers.append(int.from_bytes(blake2b(key + band, digest_size=8).digest(), "big", signed=True))
+        return numbers
 
 
 def band_rows(threshold: float) -> int:
-    """How many hashes make a band: as many as find a near duplicate at the threshold with chance FOUND.
+    """Return the number of hashes in a band that detects near duplicates at the threshold with probability
+    FOUND.
 
-    Two signatures agree in each hash with a chance that is the Jaccard similarity of the sets.
+    Two signatures agree in each hash with a probability equal to the Jaccard similarity of the sets.
     """
 
     def found(rows: int) -> float:
@@ -116,9 +125,9 @@ def band_rows(threshold: float) -> int:
 
 
 def _signatures(sets: Sequence[frozenset[str]]) -> list[NDArray[np.uint32]]:
-    """[HASHES] numbers for each set, the same in every process."""
+    """Return [HASHES] numbers for each set, the same in every process."""
     from datasketch import MinHash, sha1_hash32  # here, because it loads scipy
 
-    as_bytes = ([one.encode() for one in sorted(found)] for found in sets)
+    as_bytes = ([shingle.encode() for shingle in sorted(shingles)] for shingles in sets)
     hashed = MinHash.generator(as_bytes, num_perm=HASHES, seed=1, hashfunc=sha1_hash32, scheme="affine32")
-    return [one.hashvalues for one in hashed]
+    return [signature.hashvalues for signature in hashed]

@@ -1,4 +1,4 @@
-"""Evidence that what a run learns from has text of what it is evaluated by."""
+"""Contamination checks: text of evaluation tasks in training data."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trinity_db.processors.overlap import evaluated, texts
-from trinity_db.processors.step import Context, step
+from trinity_db.processors.jobs.overlap import evaluated, texts
+from trinity_db.processors.lists.step import Context, step
 from trinity_db.store import overlaps, runs
 
 logger = logging.getLogger(__name__)
@@ -16,16 +16,15 @@ logger = logging.getLogger(__name__)
 
 @step(batch=256)
 class NoteOverlap:
-    """Notes which responses, and which of their tasks, have text of tasks that are kept for evaluation.
+    """Records which responses, and which of their tasks, contain text of held-out evaluation tasks.
 
-    It drops nothing: such text is often no leak, as a common phrase or a formula. A person looks at the
-    evidence in `overlap_view` and decides. Texts are compared by runs of words that are the same, as GPT-3's
-    training data was. A text of the evaluated task with fewer words than a run is compared as a whole, and
-    one of fewer than 8 words not at all. Tasks that are imported later are seen by the next processor that
-    starts.
+    It drops nothing: such text is often a common phrase or a formula instead of a leak. Review the evidence
+    in `overlap_view` and decide. Texts are compared by identical runs of words, like GPT-3's training data.
+    A text of the evaluation task with fewer words than a run is compared as a whole; texts of fewer than 8
+    words are not compared. Tasks imported later are included when a processor next starts.
 
     Args:
-        tasksets: Names of the tasksets for evaluation.
+        tasksets: Names of the evaluation tasksets.
         words: Length of a run.
     """
 
@@ -41,7 +40,7 @@ class NoteOverlap:
             ids = [runs.find_taskset(tx, name) for name in tasksets]
         self._evaluated = evaluated(self._database, ids, words)
         self._compared: set[int] = set()
-        """Tasks that this process has compared."""
+        """Tasks that this process has already compared."""
         if self._evaluated.too_short:
             names = ", ".join(tasksets)
             logger.warning("note_overlap: %d tasks of %s are too short", self._evaluated.too_short, names)
@@ -53,18 +52,26 @@ class NoteOverlap:
         task: Sequence[Mapping[str, Any] | None],
         response: Sequence[str],
     ) -> Iterator[tuple[int, None]]:
-        """None for each row, after what was found is stored."""
-        found = [
-            replace(one, experience_id=row)
+        """Store the overlaps and yield None for each row."""
+        overlaps_of_rows = [
+            replace(overlap, experience_id=row)
             for row, text in zip(id, response, strict=True)
-            for one in self._evaluated.found_in([text])
+            for overlap in self._evaluated.found_in([text])
         ]
-        tasks = {of: payload for of, payload in zip(task_id, task, strict=True) if of not in self._compared}
-        for of, payload in tasks.items():
-            if of is not None:
+        tasks = {
+            checked_id: payload
+            for checked_id, payload in zip(task_id, task, strict=True)
+            if checked_id not in self._compared
+        }
+        for of_task_id, payload in tasks.items():
+            if of_task_id is not None:
                 others = self._evaluated.found_in(texts(payload))
-                found += [replace(one, of_task_id=of) for one in others if one.task_id != of]
+                overlaps_of_rows += [
+                    replace(overlap, of_task_id=of_task_id)
+                    for overlap in others
+                    if overlap.task_id != of_task_id
+                ]
         with self._database.transaction() as tx:
-            overlaps.write(tx, self._evaluated.measure, found)
-        self._compared |= {of for of in tasks if of is not None}
-        yield from ((place, None) for place in range(len(id)))
+            overlaps.write(tx, self._evaluated.measure, overlaps_of_rows)
+        self._compared |= {of_task_id for of_task_id in tasks if of_task_id is not None}
+        yield from ((index, None) for index in range(len(id)))

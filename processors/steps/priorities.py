@@ -1,7 +1,7 @@
-"""Steps of `priority`: how much there is to learn from a row of a ready group.
+"""Steps of `priority`: estimates of how much can be learned from a row of a ready group.
 
-Each returns a number from 0 on. 0 means that the prioritized sampler never draws the row's group, if it has
-no other row.
+Each returns a non-negative number. The prioritized sampler never draws a group whose rows all have priority
+0.
 """
 
 import math
@@ -9,23 +9,23 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trinity_db.processors.step import step
+from trinity_db.processors.lists.step import step
 
-LEAST = 0.01  # of a difference of rewards, so that a group without one is drawn at times
+LEAST = 0.01  # minimum reward difference, so that groups without any are drawn occasionally
 
 
 @step()
 def reward_spread(group_deviation: float | None) -> float:
-    """The standard deviation of the rewards of the row's group, at least 0.01.
+    """Returns the standard deviation of the rewards of the row's group, at least 0.01.
 
-    All rows of a group have the same. Groups that are solved sometimes come first.
+    It is equal for all rows of a group. Groups that are solved sometimes get the highest priority.
     """
     return max(group_deviation or 0.0, LEAST)
 
 
 @step()
 def advantage_size(attempt_reward: float | None, group_mean: float | None) -> float:
-    """How far the reward of the row's attempt lies from the mean of its group, at least 0.01."""
+    """Returns the distance of the attempt's reward from the mean of its group, at least 0.01."""
     if attempt_reward is None or group_mean is None:
         return LEAST
     return max(abs(attempt_reward - group_mean), LEAST)
@@ -33,9 +33,9 @@ def advantage_size(attempt_reward: float | None, group_mean: float | None) -> fl
 
 @step()
 def novelty(task_groups: int) -> float:
-    """1 / sqrt(n) for the n-th group of a task in the run: tasks that were seldom attempted come first.
+    """Returns 1 / sqrt(n) for the n-th group of a task in the run, which prefers rarely attempted tasks.
 
-    The bonus of counts in Bellemare et al., "Unifying Count-Based Exploration and Intrinsic Motivation",
+    The count-based bonus of Bellemare et al., "Unifying Count-Based Exploration and Intrinsic Motivation",
     2016.
     """
     return 1.0 / math.sqrt(task_groups)
@@ -45,8 +45,8 @@ def novelty(task_groups: int) -> float:
 def age(
     staleness: int | None, *, half_life: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
 ) -> float:
-    """1 for a row of the newest policy version, and half of it after each `half_life` publications.
+    """Returns 1 for a row of the newest policy version, and half as much after each `half_life` publications.
 
-    It is computed again at each publication.
+    It is recomputed at each publication.
     """
     return math.exp2(-(staleness or 0) / half_life)

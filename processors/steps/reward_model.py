@@ -1,18 +1,18 @@
-"""A reward model: a checkpoint that says by one number what a response is worth."""
+"""A reward model: a checkpoint that scores a response with one number."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity_db.config import ForwardConfig, ModelConfig, PromptConfig
-from trinity_db.database import Database
+from trinity_db.config.shared import ForwardConfig, ModelConfig, PromptConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import check_libraries, context_length, hub, load_tokenizer
+from trinity_db.models.chat.prompts import ChatRenderer, UntokenizableText, encode, offered_tools, prompt_ids
+from trinity_db.models.chat.replies import Replies
 from trinity_db.models.folder_digest import digest
-from trinity_db.processors.step import Answer, Context, Drop, step
-from trinity_db.prompts import ChatRenderer, UntokenizableText, encode, offered_tools, prompt_ids
-from trinity_db.replies import Replies
+from trinity_db.postgres.connection import Database
+from trinity_db.processors.lists.step import Answer, Context, Drop, step
 from trinity_db.store import policies, runs
 from trinity_db.weights.recorded_places import RecordedPlaces
 
@@ -21,21 +21,21 @@ _FORWARD = ForwardConfig()
 
 @step(batch=256)
 class RewardModel:
-    """What a reward model says of the whole conversation, response included.
+    """Scores the whole conversation, response included, with a reward model.
 
-    The model is a checkpoint of the class AutoModelForSequenceClassification with one label, as algorithm:
-    reward_model makes it. It reads messages through its own chat template. If it has one, a plain prompt of a
-    task is a user message for it too, unless model.prompt_template is set; else it reads the prompt as the
-    policy was given it. A response that was not cut off ends as its template ends a turn. Rows that are
-    longer than its context are dropped. `reward_event.detail` has the digest of its folder.
+    The model is a checkpoint of the class AutoModelForSequenceClassification with one label, such as
+    algorithm: reward_model produces. It reads messages through its own chat template. If it has a template,
+    the plain prompt of a task becomes a user message, unless model.prompt_template is set; otherwise it reads
+    the policy's prompt. A response that was not cut off ends in the way its template ends a turn. Rows longer
+    than its context are dropped. `reward_event.detail` records the digest of its folder.
 
     Args:
-        path: Folder of the checkpoint in Hugging Face format, with its tokenizer, or OWNER/NAME of one of the
-            Hub. Each processor loads it.
-        revision: Branch, tag or commit of a model of the Hub, as in model.revision.
-        run: Or the name of another run of this store, which trained a reward model. Its latest checkpoint is
-            taken when the processor starts.
-        forward: How rows go through it: micro_batch_size, micro_batch_tokens and dtype, as in trainer.
+        path: Folder of the checkpoint in Hugging Face format, with its tokenizer, or OWNER/NAME on the Hub.
+            Each processor loads it.
+        revision: Branch, tag or commit of a model on the Hub, like model.revision.
+        run: Alternatively, the name of another run of this store that trained a reward model. Its latest
+            checkpoint at the start of the processor is used.
+        forward: Batching and precision: micro_batch_size, micro_batch_tokens and dtype, like in trainer.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class RewardModel:
     def model_digest(
         context: Context, *, path: Path | None, revision: str | None, run: str | None, **options: Any
     ) -> str:
-        """The digest of the folder that would be loaded now.
+        """Return the digest of the folder that would be loaded now.
 
         Raises:
-            ConfigError: the folder is missing, or the other run has no checkpoint.
-            NotFound: there is no such run.
+            ConfigError: if the folder is missing, or the other run has no checkpoint.
+            NotFound: if the run does not exist.
         """
         return _folder(context, path, revision, run)[1]
 
@@ -79,7 +79,7 @@ class RewardModel:
         """Find mistakes before the run is created, without loading a model. Another run is looked up later.
 
         Raises:
-            ConfigError: there is no reward model.
+            ConfigError: if the reward model is missing.
         """
         from trinity_db.models import reward_model
 
@@ -91,7 +91,7 @@ class RewardModel:
             reward_model.check_reward_model(folder)
             load_tokenizer(folder)
         elif revision is not None:
-            raise ConfigError("reward_model: revision is of a model of the Hub, which path names.")
+            raise ConfigError("reward_model: revision applies to a model on the Hub, which path names.")
 
     def __call__(
         self,
@@ -101,24 +101,24 @@ class RewardModel:
         response: Sequence[str],
         finish_reason: Sequence[str | None],
     ) -> Iterator[tuple[int, Answer | Drop | Exception]]:
-        """What each row is worth, or why that cannot be told."""
+        """Yield the reward of each row, or the error of its scoring."""
         places, rows = [], []
-        for place, row in enumerate(zip(prompt, messages, task, response, finish_reason, strict=True)):
+        for index, row in enumerate(zip(prompt, messages, task, response, finish_reason, strict=True)):
             try:
                 tokens = self._tokens(*row)
             except UntokenizableText as error:
-                yield place, error
+                yield index, error
                 continue
             if len(tokens) > self._context:
-                yield place, self._too_long(tokens)
+                yield index, self._too_long(tokens)
             else:
-                places.append(place)
+                places.append(index)
                 rows.append(tokens)
         for number, reward in self._model.rewards(rows):
             if math.isfinite(reward):
                 yield places[number], Answer(reward, self._detail)
             else:
-                yield places[number], ValueError(f"the reward model says {reward}, which is not finite")
+                yield places[number], ValueError(f"the reward model returned {reward}, which is not finite")
 
     def _tokens(
         self,
@@ -128,32 +128,32 @@ class RewardModel:
         response: str,
         finish_reason: str | None,
     ) -> list[int]:
-        """The tokens of a conversation, as the trainer tokenises an imported one."""
+        """Return the tokens of a conversation, tokenised like the trainer tokenises imported ones."""
         tools = offered_tools(task)
         task_prompt = {"messages": messages, "prompt": task.get("prompt", prompt)}
         asked_messages = self._renderer.messages(task_prompt)
-        asked = {"messages": asked_messages, "tools": tools} if asked_messages else {"prompt": prompt}
+        asked_task = {"messages": asked_messages, "tools": tools} if asked_messages else {"prompt": prompt}
         if finish_reason == "length":  # nothing ends it
             text = self._renderer.ask(asked_messages, tools) if asked_messages else prompt
             return [*prompt_ids(text, self._tokenizer), *encode(response, self._tokenizer)]
-        return [token for tokens, _ in self._replies.parts(asked, response) for token in tokens]
+        return [token for tokens, _ in self._replies.parts(asked_task, response) for token in tokens]
 
     def _too_long(self, tokens: Sequence[int]) -> Drop:
         return Drop("too_long_for_reward_model", {"tokens": len(tokens), "context": self._context})
 
 
 def _folder(context: Context, path: Path | None, revision: str | None, run: str | None) -> tuple[Path, str]:
-    """The folder of the reward model, and the digest of its files.
+    """Return the folder of the reward model, and the digest of its files.
 
     Raises:
-        ConfigError: it is missing; or the other run has no checkpoint, or its files are others than recorded.
-        NotFound: there is no such run.
+        ConfigError: if it is missing, the other run has no checkpoint, or its files differ from the record.
+        NotFound: if the run does not exist.
     """
     if path is not None:
         folder = hub.folder(path, revision).absolute()
         return folder, _digest(folder)
     policy = _newest(context.database, run or "")
-    RecordedPlaces(model=context.model.path).check_folder(policy)
+    RecordedPlaces().check_folder(policy)  # the run's own configuration may be a stored one, which is data
     digest_now = _digest(policy.checkpoint)
     if digest_now != policy.checkpoint_hash:
         raise ConfigError(
@@ -164,17 +164,17 @@ def _folder(context: Context, path: Path | None, revision: str | None, run: str 
 
 
 def _digest(folder: Path) -> str:
-    if not folder.is_dir():  # such as a checkpoint that was pruned meanwhile
+    if not folder.is_dir():  # for example a checkpoint that was pruned meanwhile
         raise ConfigError(f"reward_model: {folder} is missing; restore it, or start again.")
     return digest(folder)
 
 
 def _newest(database: Database, name: str) -> policies.PolicyVersion:
-    """Another run's newest version.
+    """Return another run's newest version.
 
     Raises:
-        ConfigError: it has none.
-        NotFound: there is no such run.
+        ConfigError: if it has none.
+        NotFound: if the run does not exist.
     """
     with database.transaction() as tx:
         policy = policies.newest(tx, runs.find(tx, name).id)

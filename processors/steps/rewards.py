@@ -1,84 +1,80 @@
-"""Steps of `score`: from a response and its task to a number, by custom 1 for right and 0 for wrong.
+"""Steps of `score` that compare a response with its task; usually 1 for correct and 0 for wrong.
 
-Of an attempt that has several responses each is judged.
+If an attempt has several responses, each is scored. A task may have several right answers, as a list or under
+a key such as `target`; a response that equals one of them is correct. A row fails if its task has no answer,
+or one that the step cannot compare. If a response contains thoughts, the text after the last `</think>` is
+compared; a response that ends within a thought is compared as an empty one.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from trinity_db.processors.step import step
-
-# A number as people write it: sign, thousands separators, decimals; 1,234.50 and -3 and .5.
-NUMBER = re.compile(r"-?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
-
-
-@step()
-def exact_match(response: str, task: Mapping[str, Any]) -> float:
-    """1 if the response is the answer, surrounding white space aside."""
-    return float(response.strip() == answer_of(task).strip())
+from trinity_db.models.chat.thoughts import after_thoughts
+from trinity_db.processors.answers.accepted import accepted
+from trinity_db.processors.answers.numbers import accepted_numbers, final_number
+from trinity_db.processors.lists.step import step
 
 
-@step()
-def position_match(response: str, task: Mapping[str, Any]) -> float:
-    """Share of the characters that stand where the answer has them; 1 only for the answer itself."""
-    response, answer = response.strip(), answer_of(task).strip()
-    hits = sum(given == wanted for given, wanted in zip(response, answer, strict=False))
-    return hits / max(len(response), len(answer), 1)
+@step(version=2)
+def exact_match(response: str, task: Mapping[str, Any], prompt: str = "") -> float:
+    """Scores 1 if the response equals the answer, ignoring surrounding white space and thoughts."""
+    answer_text = after_thoughts(response, prompt).strip()
+    return float(answer_text in [answer.strip() for answer in accepted(task)])
 
 
-@step()
+@step(version=2)
+def position_match(response: str, task: Mapping[str, Any], prompt: str = "") -> float:
+    """Scores the share of characters that match the answer at the same position; 1 only for the exact
+    answer. Thoughts are ignored."""
+    answer_text = after_thoughts(response, prompt).strip()
+    return max(_matching_share(answer_text, answer.strip()) for answer in accepted(task))
+
+
+@step(version=2)
 def regex_match(response: str, task: Mapping[str, Any], *, pattern: str) -> float:
-    """1 if the pattern is found and its first group, if it has one, is the answer.
+    """Scores 1 if the pattern matches and its first group, if any, equals the answer.
 
-    `{answer}` in the pattern stands for the task's answer.
+    `{answer}` in the pattern is replaced with the task's answer. The pattern is searched in the whole
+    response, including thoughts, and its first match counts.
     """
-    found = re.search(pattern.replace("{answer}", re.escape(answer_of(task).strip())), response, re.DOTALL)
-    if found is None or not found.groups():
-        return float(found is not None)
-    return float((found.group(1) or "").strip() == answer_of(task).strip())
+    answers = [answer.strip() for answer in accepted(task)]
+    any_answer = f"(?:{'|'.join(map(re.escape, answers))})"
+    match = re.search(pattern.replace("{answer}", any_answer), response, re.DOTALL)
+    if match is None or not match.groups():
+        return float(match is not None)
+    return float((match[1] or "").strip() in answers)
 
 
-@step()
-def number_match(response: str, task: Mapping[str, Any], *, after: str = "####") -> float:
-    """1 if the last number of the response equals the answer's.
+@step(version=2)
+def number_match(response: str, task: Mapping[str, Any], prompt: str = "", *, after: str = "####") -> float:
+    """Scores 1 if the last number of the response equals the answer's.
 
-    In both texts only what follows the last `after` counts, where it occurs (GSM8K's "#### 18").
+    If `after` occurs in the response or the answer, the line after its last occurrence counts (GSM8K's
+    "#### 18"). Whole numbers of any length, decimals, fractions such as 3/4 or 3 1/2, and 2e5 or 2*10^5 are
+    compared exactly; units and percent signs are ignored. A response that ends with two alternatives, such as
+    "4 or 5" or "#### 4, 5", scores 0. A row whose answer has no number, or several different ones, fails.
     """
-    given, wanted = final_number(response, after), final_number(answer_of(task), after)
-    return float(given is not None and given == wanted)
+    number = final_number(after_thoughts(response, prompt), after)
+    return float(number in accepted_numbers(accepted(task), after))
 
 
 @step()
 def overlong_penalty(response_length: int, *, max_response_length: int, buffer_length: int) -> float:
-    """0 while `buffer_length` tokens are left to the longest response, from there falling evenly to -1.
+    """Scores 0 up to `buffer_length` tokens below the maximum length, falling linearly to -1 at the maximum.
 
-    A function of the length alone, added to one that says what is right; its weight is the size of the
-    penalty. It stays at -1 beyond the longest response, as in the paper, Trinity-RFT and OpenRLHF; verl and
-    AReaL let it fall on, which makes no difference where explorers stop there.
+    It depends only on the length; combine it with a step that scores correctness. Its weight sets the
+    penalty's size. Beyond the maximum length it stays at -1, like in the paper, Trinity-RFT and OpenRLHF; in
+    verl and AReaL it keeps falling, which makes no difference if explorers stop at the maximum.
 
     Source: soft overlong punishment of DAPO, arXiv 2503.14476 section 3.4.
     """
     if not 0 < buffer_length <= max_response_length:
         raise ValueError(f"buffer_length {buffer_length} is not between 1 and {max_response_length} tokens")
-    left = max_response_length - response_length
-    return min(max(left / buffer_length - 1.0, -1.0), 0.0)
+    remaining = max_response_length - response_length
+    return min(max(remaining / buffer_length - 1.0, -1.0), 0.0)
 
 
-def answer_of(task: Mapping[str, Any]) -> str:
-    """The answer that a task was imported with.
-
-    Raises:
-        ValueError: it has none.
-    """
-    if "answer" not in task:
-        raise ValueError(
-            "the task has no 'answer'; import tasks with --map answer=COLUMN, under another --name"
-        )
-    return str(task["answer"])
-
-
-def final_number(text: str, after: str) -> float | None:
-    """The last number in the text behind the last `after`; None where there is none."""
-    numbers = NUMBER.findall(text.rsplit(after, 1)[-1])
-    return float(numbers[-1].replace(",", "")) if numbers else None
+def _matching_share(text: str, answer: str) -> float:
+    hits = sum(character == expected for character, expected in zip(text, answer, strict=False))
+    return hits / max(len(text), len(answer), 1)

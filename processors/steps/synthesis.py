@@ -1,6 +1,6 @@
-"""Steps of `synthesis`: models behind an endpoint that speaks OpenAI's protocol write tasks and answers.
+"""Steps of `synthesis`: models behind an OpenAI-compatible endpoint write tasks and answers.
 
-Each is shown the row with the highest reward of a settled group.
+Each step receives the row with the highest reward of a settled group.
 """
 
 import json
@@ -10,10 +10,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from trinity_db.config import ModelConfig
-from trinity_db.imports.known_prompts import digest_of, prompt_of
+from trinity_db.config.shared import ModelConfig
+from trinity_db.data.records.known_prompts import digest_of, prompt_of
+from trinity_db.models.chat.thoughts import after_thoughts
 from trinity_db.processors.judging.endpoint import (
-    Endpoint,
+    JudgeEndpoint,
     Reply,
     address,
     check_client,
@@ -21,7 +22,7 @@ from trinity_db.processors.judging.endpoint import (
     variable,
 )
 from trinity_db.processors.judging.question import tamed
-from trinity_db.processors.step import Answer, Context, NotAnswered, Response, step
+from trinity_db.processors.lists.step import Answer, Context, NotAnswered, Response, step
 
 Url = Annotated[str, AfterValidator(address)]
 KeyEnv = Annotated[str | None, AfterValidator(variable)]
@@ -41,9 +42,9 @@ DISTILLED = "Solve the task of the next message."
 
 
 class _Writer:
-    """What these steps share: a model behind an endpoint, and which groups it is asked about.
+    """Base class of these steps: a model behind an endpoint, and limits of a group's mean reward.
 
-    Each step is constructed like this, with defaults of its own.
+    Subclasses have the same constructor with other defaults.
     """
 
     name: ClassVar[str]
@@ -60,17 +61,17 @@ class _Writer:
         max_mean: Mean,
         body: Mapping[str, Any] = BODY,
     ) -> None:
-        self._endpoint = Endpoint(url, model, body, key_of(self.name, key_env))
+        self._endpoint = JudgeEndpoint(url, model, body, key_of(self.name, key_env))
         self._instructions = instructions
         self._min_mean = min_mean
         self._max_mean = max_mean
 
     @classmethod
     def check(cls, model: ModelConfig, /, *, key_env: str | None, **options: Any) -> None:
-        """Find out before the run is created that the model could not be asked.
+        """Check before the run is created that the model can be called.
 
         Raises:
-            ConfigError: there is no key, or no aiohttp.
+            ConfigError: if the key or aiohttp is missing.
         """
         check_client(cls.name)
         key_of(cls.name, key_env)
@@ -83,10 +84,10 @@ class _Writer:
         return low and (self._max_mean is None or group_mean <= self._max_mean)
 
     async def _write(self, task: Mapping[str, Any], more: str = "") -> tuple[Reply, dict[str, Any], int]:
-        """The model's answer, its description for the origin, and the tokens that it took."""
+        """Return the model's answer, its description for the origin, and its tokens."""
         messages = [
             {"role": "system", "content": self._instructions},
-            {"role": "user", "content": asked(task) + more},
+            {"role": "user", "content": task_text(task) + more},
         ]
         reply = await self._endpoint.ask(messages)
         detail = {
@@ -101,29 +102,25 @@ class _Writer:
         await self._endpoint.close()
 
 
-def asked(task: Mapping[str, Any]) -> str:
-    """What a task asks, as material that can pose as no message of its own."""
+def task_text(task: Mapping[str, Any]) -> str:
+    """Return the text of a task, escaped so that it cannot imitate a message."""
     if "messages" in task:
-        return tamed("\n".join(json.dumps(one, ensure_ascii=False) for one in task["messages"]))
+        return tamed("\n".join(json.dumps(message, ensure_ascii=False) for message in task["messages"]))
     return tamed(str(task["prompt"]))
-
-
-def written(text: str) -> str:
-    """What a model wrote behind its thoughts."""
-    return text.rpartition("</think>")[2].strip()
 
 
 @step()
 class Rewrite(_Writer):
-    """A task in other words, with the answer and the other columns of its source.
+    """Rewrites a task in other words, with the answer and the other columns of its source.
 
     Args:
-        url: Address of the endpoint up to its version, as http://localhost:8000/v1 for vLLM's server.
+        url: Address of the endpoint including its version, such as http://localhost:8000/v1 for vLLM's
+            server.
         model: Name under which the endpoint serves the model.
-        key_env: Name of the environment variable that holds the endpoint's key. null: it wants none.
-        instructions: What the model is told before it reads the task.
-        min_mean: Smallest mean reward of the group. null: any.
-        max_mean: Largest one. null: any.
+        key_env: Name of the environment variable with the endpoint's key. null: no key.
+        instructions: Instructions to the model, before the task.
+        min_mean: Minimum mean reward of the group. null: no limit.
+        max_mean: Maximum mean reward of the group. null: no limit.
         body: Further fields of each request.
     """
 
@@ -131,29 +128,29 @@ class Rewrite(_Writer):
     __init__ = partialmethod(_Writer.__init__, instructions=REWRITE, min_mean=None, max_mean=None)
 
     async def __call__(self, task: Mapping[str, Any], group_mean: float | None) -> Answer | None:
-        """The new prompt."""
+        """Return the new prompt."""
         if not self._wants(group_mean):
             return None
         reply, detail, tokens = await self._write(task)
-        prompt = written(reply.text)
+        prompt = after_thoughts(reply.text).strip()
         _check_new(task, prompt, reply, tokens)
         return Answer(prompt, detail, tokens)
 
 
 @step()
 class Harder(_Writer):
-    """A harder task, with an answer by the model that wrote it. It has no other columns of its source.
+    """Writes a harder task with an answer by the same model. It has no other columns of its source.
 
-    The answer may be wrong, as no one has checked it. What is no JSON object with both keys is asked for
-    again.
+    The answer is not checked and may be wrong. Output other than a JSON object with both keys is retried.
 
     Args:
-        url: Address of the endpoint up to its version, as http://localhost:8000/v1 for vLLM's server.
+        url: Address of the endpoint including its version, such as http://localhost:8000/v1 for vLLM's
+            server.
         model: Name under which the endpoint serves the model.
-        key_env: Name of the environment variable that holds the endpoint's key. null: it wants none.
-        instructions: What the model is told before it reads the task. It has to ask for the JSON object.
-        min_mean: Smallest mean reward of the group, so that solved tasks get harder. null: any.
-        max_mean: Largest one. null: any.
+        key_env: Name of the environment variable with the endpoint's key. null: no key.
+        instructions: Instructions to the model, before the task. They must ask for the JSON object.
+        min_mean: Minimum mean reward of the group, so that solved tasks get harder. null: no limit.
+        max_mean: Maximum mean reward of the group. null: no limit.
         body: Further fields of each request.
     """
 
@@ -161,12 +158,12 @@ class Harder(_Writer):
     __init__ = partialmethod(_Writer.__init__, instructions=HARDER, min_mean=0.5, max_mean=None)
 
     async def __call__(self, task: Mapping[str, Any], group_mean: float | None) -> Answer | None:
-        """The new task."""
+        """Return the new task."""
         if not self._wants(group_mean):
             return None
         shown = f"\n\nIts answer: {tamed(str(task['answer']))}" if "answer" in task else ""
         reply, detail, tokens = await self._write(task, shown)
-        made = _object(written(reply.text))
+        made = _object(after_thoughts(reply.text).strip())
         if made is None:
             shown = " ".join(reply.text.split())
             message = f"{reply.model} wrote no JSON object with prompt and answer: {shown!r:.200}"
@@ -177,15 +174,17 @@ class Harder(_Writer):
 
 @step()
 class Distilled(_Writer):
-    """A teacher's answer to the row's task: an expert row in the data set of processors.made.data.
+    """Writes a teacher's answer to the row's task: an expert row in the data set of processors.made.data.
 
     Args:
-        url: Address of the endpoint up to its version, as http://localhost:8000/v1 for vLLM's server.
+        url: Address of the endpoint including its version, such as http://localhost:8000/v1 for vLLM's
+            server.
         model: Name under which the endpoint serves the teacher.
-        key_env: Name of the environment variable that holds the endpoint's key. null: it wants none.
-        instructions: What the teacher is told before it reads the task.
-        min_mean: Smallest mean reward of the group. null: any.
-        max_mean: Largest one, so that a teacher answers what the policy cannot. null: any.
+        key_env: Name of the environment variable with the endpoint's key. null: no key.
+        instructions: Instructions to the teacher, before the task.
+        min_mean: Minimum mean reward of the group. null: no limit.
+        max_mean: Maximum mean reward of the group, to select tasks that the policy does not solve. null: no
+            limit.
         body: Further fields of each request.
     """
 
@@ -193,41 +192,41 @@ class Distilled(_Writer):
     __init__ = partialmethod(_Writer.__init__, instructions=DISTILLED, min_mean=None, max_mean=0.5)
 
     async def __call__(self, task: Mapping[str, Any], group_mean: float | None) -> Answer | None:
-        """The teacher's answer."""
+        """Return the teacher's answer."""
         if not self._wants(group_mean):
             return None
         reply, detail, tokens = await self._write(task)
-        return Answer(Response(written(reply.text)), detail, tokens)
+        return Answer(Response(after_thoughts(reply.text).strip()), detail, tokens)
 
 
 def _check_new(task: Mapping[str, Any], prompt: str, reply: Reply, tokens: int) -> None:
-    """Find out that another try is needed, since equal rows get an answer that is kept.
+    """Check the new task here, so that a failure is retried; an accepted answer would be cached.
 
     Raises:
-        NotAnswered: the model wrote nothing, or the task that it was shown.
+        NotAnswered: if the model wrote nothing, or repeated its source.
     """
     source = prompt_of(task)
     if "messages" in task:
-        said = [one.get("content") for one in task["messages"] if one.get("role") == "user"]
-        source = str(said[-1]) if said else source
+        user_turns = [message.get("content") for message in task["messages"] if message.get("role") == "user"]
+        source = str(user_turns[-1]) if user_turns else source
     if not prompt.strip():
-        raise NotAnswered(f"{reply.model} wrote nothing behind its thoughts", tokens=tokens)
+        raise NotAnswered(f"{reply.model} wrote nothing after its thoughts", tokens=tokens)
     if digest_of(prompt) == digest_of(source):
         raise NotAnswered(f"{reply.model} wrote the row's own task", tokens=tokens)
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """The JSON object of a task, alone or in a fence of code; None where there is none."""
+    """Return the JSON object of a task, alone or in a code fence; None without one."""
     lines = text.strip().splitlines()
     if len(lines) > 2 and lines[0].startswith("```") and lines[-1].startswith("```"):
         text = "\n".join(lines[1:-1])
     try:
-        found = json.loads(text)
+        item = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not _is_text(found.get("prompt")) or not _is_text(found.get("answer")):
+    if not isinstance(item, dict) or not _is_text(item.get("prompt")) or not _is_text(item.get("answer")):
         return None
-    return {"prompt": found["prompt"], "answer": str(found["answer"])}
+    return {"prompt": item["prompt"], "answer": str(item["answer"])}
 
 
 def _is_text(value: Any) -> bool:

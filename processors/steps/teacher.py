@@ -1,4 +1,4 @@
-"""The teacher: a model that says how likely it finds each token of a response."""
+"""The teacher: a model that computes log-probabilities of a response's tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trinity_db.arrays import Payload
-from trinity_db.config import ForwardConfig, ModelConfig
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ForwardConfig, ModelConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import (
     check_source,
@@ -19,12 +19,13 @@ from trinity_db.models import (
     source_tokenizer,
 )
 from trinity_db.models.folder_digest import digest
-from trinity_db.processors.step import Context, Drop, step
+from trinity_db.processors.lists.step import Context, Drop, step
 from trinity_db.store import policies, runs, scores
 from trinity_db.weights.recorded_places import RecordedPlaces
 
 Ask = Callable[[Sequence[Payload]], Iterator[tuple[int, NDArray[np.float32]]]]
-"""The log-probabilities of each payload's trained tokens, with its place, in any order and bit by bit."""
+"""Function that yields the index of each payload and the log-probabilities of its trained tokens, in any
+order. Results are bitwise reproducible."""
 
 
 _FORWARD = ForwardConfig()
@@ -32,23 +33,22 @@ _FORWARD = ForwardConfig()
 
 @step(batch=256)
 class Teacher:
-    """Stores with each row how likely another model finds each of its tokens (on-policy distillation).
+    """Stores another model's log-probability of each token with the row (on-policy distillation).
 
-    It gives no reward, and is asked at explorer.temperature. Rows that are longer than its context are
-    dropped.
+    It gives no reward, and uses explorer.temperature. Rows longer than its context are dropped.
 
     Args:
-        path: Folder of a causal language model in Hugging Face format that has the tokens of the run's
-            model, or OWNER/NAME of one of the Hub. Each processor loads it.
-        revision: Branch, tag or commit of a model of the Hub, as in model.revision.
-        forward: How rows go through it: micro_batch_size, micro_batch_tokens and dtype, as in trainer.
+        path: Folder of a causal language model in Hugging Face format with the tokens of the run's model, or
+            OWNER/NAME on the Hub. Each processor loads it.
+        revision: Branch, tag or commit of a model on the Hub, like model.revision.
+        forward: Batching and precision: micro_batch_size, micro_batch_tokens and dtype, like in trainer.
     """
 
     says: ClassVar[scores.Name] = "teacher"
-    """Whose log-probabilities algorithms read of the rows."""
+    """Name under which algorithms read these log-probabilities."""
     model: scores.Model
     context: int
-    """Tokens of the longest sequence that it takes."""
+    """Maximum number of tokens in a sequence."""
     ask: Ask
 
     def __init__(
@@ -72,10 +72,10 @@ class Teacher:
         """Find mistakes before the run is created, without loading a model.
 
         Args:
-            model: the run's starting model. The tokens of another run's model are checked when it is loaded.
+            model: The run's starting model. The tokens of another run's model are checked when it is loaded.
 
         Raises:
-            ConfigError: there is no such teacher, or its tokens differ from the run's.
+            ConfigError: if the teacher does not exist, or its tokens differ from the run's.
         """
         check_source(ModelConfig(path=path, revision=revision))
         if model.run is None:
@@ -84,26 +84,26 @@ class Teacher:
     def __call__(
         self, id: Sequence[int], payload: Sequence[Payload]
     ) -> Iterator[tuple[int, scores.Score | Drop | ValueError]]:
-        """What it says of each row, or why it cannot."""
-        fits = [place for place, one in enumerate(payload) if one.num_tokens <= self.context]
-        for place in set(range(len(payload))).difference(fits):
-            yield place, self._too_long(payload[place])
-        for asked, logprobs in self.ask([payload[place] for place in fits]):
-            place = fits[asked]
+        """Yield the log-probabilities of each row, or the error of its scoring."""
+        fits = [index for index, row in enumerate(payload) if row.num_tokens <= self.context]
+        for index in set(range(len(payload))).difference(fits):
+            yield index, self._too_long(payload[index])
+        for number, logprobs in self.ask([payload[index] for index in fits]):
+            index = fits[number]
             if np.isfinite(logprobs).all():
-                yield place, scores.scored(id[place], self.model, payload[place], logprobs)
+                yield index, scores.scored(id[index], self.model, payload[index], logprobs)
             else:
-                yield place, ValueError("the teacher gave a log-probability that is not finite")
+                yield index, ValueError("the teacher gave a log-probability that is not finite")
 
     def _too_long(self, payload: Payload) -> Drop:
         return Drop("too_long_for_teacher", {"tokens": payload.num_tokens, "context": self.context})
 
 
 def _check_tokens(path: Path, tokenizer: Any) -> None:
-    other = load_tokenizer(path)
-    token = other_token(tokenizer, other)
+    teacher_tokenizer = load_tokenizer(path)
+    token = other_token(tokenizer, teacher_tokenizer)
     if token is not None:
         raise ConfigError(
-            f"the teacher {path} has other tokens ({len(other)}) than the run's model "
-            f"({len(tokenizer)}): '{token}' is not the same in both. Name a teacher with the model's tokens."
+            f"the teacher {path} has other tokens ({len(teacher_tokenizer)}) than the run's model "
+            f"({len(tokenizer)}): '{token}' differs. Use a teacher with the model's tokens."
         )

@@ -1,16 +1,15 @@
-"""Alembic's entry point: migrates the tables, then makes the views anew.
+"""Alembic's entry point: migrates the tables, then recreates the views.
 
-`trinity-db db upgrade` enters with a connection, by `opening.alembic_config`. The command `alembic` enters
-by alembic.ini, without one, and opens the store that `opening.location` names. From there on both are alike.
+`trinity-db db upgrade` enters with a connection, through `opening.alembic_config`. The command `alembic`
+enters through alembic.ini, without a connection, and opens the store at `opening.location`. The rest is the
+same.
 
-Views and functions hold no data, so they are not migrated step by step: they are dropped before
-the first step and made again from `views.sql` when the newest version is reached. So are comments: an upgrade
-writes all of them anew.
+Views and functions contain no data, so they are not migrated step by step: they are dropped before the first
+step and recreated from `views/` at the newest version. All comments are rewritten then, too.
 """
 
 import re
 from collections.abc import Iterable
-from importlib.resources import files
 from logging.config import fileConfig
 from typing import Any
 
@@ -22,21 +21,24 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import SetColumnComment, SetTableComment
 
-from trinity_db import opening, privileges, upgrades
 from trinity_db.errors import TrinityError
-from trinity_db.schema.base import SCHEMA
-from trinity_db.schema.models import metadata
+from trinity_db.postgres import logins, opening, upgrades
+from trinity_db.schema import views
+from trinity_db.schema.tables.base import SCHEMA
+from trinity_db.schema.tables.models import metadata
 
-# A view or function of views.sql, with the comment above it.
+VERSION_TABLE = "schema_version"
+
+# A view or function of views/, with the comment above it.
 DESCRIBED = re.compile(r"((?:^--.*\n)+)CREATE (?:OR REPLACE )?(VIEW|FUNCTION) trinity\.(\w+)", re.MULTILINE)
 
 
 def migrate(connection: Connection) -> None:
-    """Run a command of Alembic in one transaction; two processes that upgrade at once take turns.
+    """Run an Alembic command in one transaction; concurrent upgrades are serialised.
 
-    Only a command that moves the schema, up or down, touches views and comments; others look.
+    Only commands that change the schema's version touch views and comments; others are read-only.
     """
-    # The server names what is on the search path without its schema, and Alembic would take it for another.
+    # The server omits the schema of objects on the search path, and Alembic would not recognise them.
     connection.execute(text("SET LOCAL search_path TO public"))
     moves = _moves()
     if moves:
@@ -46,6 +48,7 @@ def migrate(connection: Connection) -> None:
     context.configure(
         connection=connection,
         target_metadata=metadata,
+        version_table=VERSION_TABLE,
         version_table_schema=SCHEMA,
         include_schemas=True,
         include_name=lambda name, kind, parents: name == SCHEMA if kind == "schema" else True,
@@ -68,51 +71,48 @@ def migrate(connection: Connection) -> None:
 
 
 def _moves() -> bool:
-    """Whether the command goes to another version: only such a command has a destination."""
+    """Whether the command changes the version: only such commands have a target."""
     try:
         context.get_revision_argument()
     except KeyError:
         return False
-    except CommandError:  # +1 and the like, which Alembic resolves later
+    except CommandError:  # relative targets such as +1, which Alembic resolves later
         return True
     return True
 
 
-def _number(of: Any, revision: Any, directives: Iterable[MigrationScript]) -> None:
+def _number(migration_context: Any, revision: Any, directives: Iterable[MigrationScript]) -> None:
     """Number a new migration after the newest."""
     for directive in directives:
         directive.rev_id = f"{int(str(context.get_head_revision() or 0)) + 1:04d}"
 
 
 def _comment(connection: Connection) -> None:
-    """Say of every table, column, view and function what it holds, as the models and views.sql say it."""
+    """Write the comments of all tables, columns, views and functions, from the models and views/."""
     for table in metadata.sorted_tables:
         connection.execute(SetTableComment(table))
         for column in table.columns:
             connection.execute(SetColumnComment(column))
-    said = {
+    comments = {
         f"{kind} {SCHEMA}.{name}": " ".join(re.sub("^--", "", lines, flags=re.MULTILINE).split())
         for lines, kind, name in DESCRIBED.findall(_views("create"))
     }
-    said[f"TABLE {SCHEMA}.alembic_version"] = "Version of the schema. Written by upgrades"
-    said[f"COLUMN {SCHEMA}.alembic_version.version_num"] = "The newest migration that was done"
-    for what, comment in said.items():
+    comments[f"TABLE {SCHEMA}.{VERSION_TABLE}"] = "Version of the schema. Written by upgrades"
+    comments[f"COLUMN {SCHEMA}.{VERSION_TABLE}.version_num"] = "Newest applied migration"
+    for target, comment in comments.items():
         quoted = comment.replace("'", "''")
-        connection.exec_driver_sql(f"COMMENT ON {what} IS '{quoted}'")
+        connection.exec_driver_sql(f"COMMENT ON {target} IS '{quoted}'")
 
 
 def _grant(connection: Connection) -> None:
-    """Give the roles their rights to what is new, where `trinity-db db roles` opened the store to them."""
+    """Grant the roles rights on new objects, if `trinity-db db roles` was run on the store."""
     opened = text("SELECT relrowsecurity FROM pg_class WHERE oid = to_regclass('trinity.worker')")
     if connection.execute(opened).scalar_one():
-        connection.exec_driver_sql(privileges.roles_sql().replace("%", "%%"))
+        connection.exec_driver_sql(logins.roles_sql().replace("%", "%%"))
 
 
 def _views(part: str) -> str:
-    drop, create = (
-        files("trinity_db.schema").joinpath("views.sql").read_text(encoding="utf-8").split("-- create\n")
-    )
-    return drop if part == "drop" else create.replace("%", "%%")
+    return views.drop_sql() if part == "drop" else views.create_sql().replace("%", "%%")
 
 
 def _enter() -> None:
@@ -121,11 +121,14 @@ def _enter() -> None:
         migrate(connection)
         return
     if context.is_offline_mode():
-        raise CommandError("--sql is not there: a migration looks at the store; give TRINITY_DB_URL instead")
+        raise CommandError("--sql is not supported: migrations read the store; set TRINITY_DB_URL instead")
     if context.config.config_file_name is not None:
         fileConfig(context.config.config_file_name, disable_existing_loggers=False)
     try:
-        with opening.migrating(opening.location()) as connection:
+        url = opening.location()
+        if (version := upgrades.schema_version(url)) and version.endswith(upgrades.FORMER):
+            raise CommandError(upgrades.mismatch(version))
+        with opening.migrating(url) as connection:
             migrate(connection)
     except TrinityError as error:
         raise CommandError(str(error)) from error

@@ -1,13 +1,13 @@
-"""Named SQL: every statement that moves a row.
+"""Named SQL: every statement that changes a row.
 
-A file holds the queries of one module: `batches.sql` those that `trinity_db/store/batches.py` runs,
-`database.sql` those of `trinity_db/database.py`. Packages beside the store have a file of their name
-(`diagnosis.sql`), and files of their modules' names where those have many queries (`show.sql`).
-`-- name: claim_rows` begins a query, the comment below it says what it guarantees.
+A file contains the queries of one module: `batches.sql` for `trinity_db/store/batches.py`, `connection.sql`
+for `trinity_db/postgres/connection.py`. Packages other than the store have a file of the same name
+(`checks.sql`), and further files named after modules with many queries (`show.sql`). `-- name: claim_rows`
+begins a query; the comment below it describes the result, the guarantees and the locked rows.
 
-States stand as literals, so that partial indexes serve prepared statements. Where rows are found by id or
-group, their state is asked with IS TRUE, which no partial index serves: by old statistics all rows of a state
-may seem to cost less than a few look-ups.
+States are literals, so that prepared statements can use partial indexes. If rows are found by id or group,
+their state is tested with IS TRUE, for which no partial index is used: with outdated statistics, scanning all
+rows of a state may seem cheaper than a few look-ups.
 """
 
 import re
@@ -19,26 +19,26 @@ _HEADER = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 @cache
 def queries() -> dict[str, str]:
-    """Every query by name."""
-    found: dict[str, str] = {}
+    """Return all queries by name."""
+    by_name: dict[str, str] = {}
     for path in sorted(files(__package__).iterdir(), key=lambda entry: entry.name):
         if path.name.endswith(".sql"):
             _, *parts = _HEADER.split(path.read_text(encoding="utf-8"))
             for name, text in zip(parts[::2], parts[1::2], strict=True):
-                assert name not in found, f"two queries are named {name}"
-                found[name] = text.strip()
-    return found
+                assert name not in by_name, f"two queries are named {name}"
+                by_name[name] = text.strip()
+    return by_name
 
 
 @cache
 def query(name: str, **states: str) -> str:
-    """A named query as it is sent, with psycopg's %(name)s placeholders, without comments and indentation.
+    """Return a query as sent, with psycopg's %(name)s placeholders, without comment lines and indentation.
 
-    Psycopg remembers how it reads a statement of up to 4,096 characters; a longer one is read anew each time.
+    Psycopg caches the parsing of statements of up to 4,096 characters; longer ones are parsed each time.
 
     Args:
-        states: Literals that take the place of placeholders. One statement serves all stages that way, and
-            the partial index of each.
+        states: literals to substitute for placeholders, so that all stages share a statement, each
+            with its partial index.
     """
     lines = (line.strip() for line in queries()[name].splitlines())
     text = "\n".join(line for line in lines if not line.startswith("--"))

@@ -1,11 +1,11 @@
 -- name: adopt_experiences
--- Copies the hot rows that a data set has gained since the run last looked; text and rollouts stay shared. Imports
--- into one data set take turns (lock_tasksets), so its rows are committed in the order of their ids, and all rows
--- above the newest that the run has are new.
+-- Copies the hot rows added to a data set since the run last adopted it; text and rollouts stay shared. Imports into
+-- a data set are serialised (lock_tasksets), so its rows are committed in order of id, and all rows above the newest
+-- adopted row are new.
 --
--- All answers to one prompt are held out together, also when they are in several data sets; a document, which has no
--- prompt, by its text. Rows that are held out are in no pass. Rejected rows of pairs are in none either, unless the run
--- learns from labels.
+-- All answers to one prompt are held out together, even across data sets; a document, which has no prompt, is held
+-- out by its text. Held-out rows are in no pass. Neither are rejected rows of pairs, unless the run learns from
+-- labels.
 WITH adopted AS (
     INSERT INTO trinity.experience
         (run_id, source_id, group_id, rollout_id, step, state, reward, held_out, seed, draws_labels, ready_xact)
@@ -37,10 +37,10 @@ FROM adopted a JOIN trinity.run r ON r.id = a.run_id
 WHERE a.group_id IS NOT NULL AND r.derives_pairs
 
 -- name: adopt_preferences
--- Copies the pairs that a data set has gained, as adopt_experiences does, over the rows that the run adopted. Pairs
--- that the run derived from rewards are not among the adopted ones. A pair is dropped with either of its rows, also if
--- a row was dropped before. From now on the rejected row is in no pass over rows, except for passes over labels. Returns the
--- rows about which new pairs say that they are good or bad.
+-- Copies the pairs added to a data set, like adopt_experiences, for the rows that the run adopted. Pairs that the run
+-- derived from rewards do not count as adopted. A pair is dropped if either of its rows is, even if the row was
+-- dropped before. From now on the rejected row is in no pass over rows, except passes over labels. Locks the rejected
+-- rows in order of id. Returns the rows that new pairs label as good or bad.
 WITH made AS (
     INSERT INTO trinity.preference
         (run_id, chosen_id, rejected_id, source, margin, state, held_out, origin_id, seed, gives_labels)
@@ -84,11 +84,11 @@ FROM made CROSS JOIN LATERAL unnest(ARRAY[made.chosen_id, made.rejected_id]) AS 
 WHERE made.gives_labels
 
 -- name: hold_source
--- A run whose rows another run is about to adopt. Its deletion waits until this transaction ends.
+-- Locks (FOR SHARE) a run whose rows another run is about to adopt; its deletion waits until this transaction ends.
 SELECT r.deleting_at IS NOT NULL AS is_being_deleted FROM trinity.run r WHERE r.id = %(source_run_id)s FOR SHARE
 
 -- name: source_facts
--- What a run or data set has that a run can learn from.
+-- Whether a run or data set has rows, rewards and pairs that another run can learn from.
 SELECT EXISTS (SELECT FROM trinity.rollout_group g CROSS JOIN LATERAL trinity.adoptable_rows(g.id) a
                WHERE g.run_id = %(source_run_id)s AND NOT a.pruned) AS has_rows,
        EXISTS (SELECT FROM trinity.rollout_group g CROSS JOIN LATERAL trinity.adoptable_rows(g.id) a
@@ -104,8 +104,8 @@ JOIN trinity.run r ON r.name = n.name
 ORDER BY n.place
 
 -- name: rows_to_adopt
--- The next groups of a run with rows that another run can adopt and has not, by id, after the id :after. The groups are
--- locked, so that no reward comes between a row and its copy.
+-- Locks (FOR SHARE) the next groups of a run, by id after :after, with rows that another run can adopt and has not. A
+-- reward waits until its row is copied.
 SELECT g.id
 FROM trinity.rollout_group g
 WHERE g.run_id = %(source_run_id)s AND g.id > %(after)s
@@ -118,8 +118,8 @@ LIMIT %(limit)s
 FOR SHARE
 
 -- name: adopt_rows
--- Copies the hot rows of locked groups of a run, as adopt_experiences does those of a data set; text and rollouts stay
--- shared. A row that the run has already stays as it is.
+-- Copies the hot rows of locked groups of a run, like adopt_experiences; text and rollouts stay shared. Rows that the
+-- run already has are unchanged.
 WITH adopted AS (
     INSERT INTO trinity.experience
         (run_id, source_id, group_id, rollout_id, step, state, reward, held_out, seed, draws_labels, ready_xact)
@@ -144,9 +144,9 @@ marked AS (
 SELECT count(*) AS rows FROM adopted
 
 -- name: groups_to_adopt
--- The next groups of a run or data set that another run can adopt as a whole and has not, by id, after the id :after,
--- locked as in rows_to_adopt. No row of the group is pruned, and each attempt has a reward. A group that the run has, and
--- never drew, comes again with the attempts that it gained since, as from a later import.
+-- Locks (FOR SHARE) the next groups of a run or data set, by id after :after, that another run can adopt completely
+-- and has not. No row of the group is pruned, and each attempt has a reward. A group that the run has adopted but
+-- never drawn is returned again if it has gained attempts, for example from a later import.
 SELECT g.id
 FROM trinity.rollout_group g
 WHERE g.run_id = %(source_run_id)s AND g.id > %(after)s
@@ -165,9 +165,9 @@ LIMIT %(limit)s
 FOR SHARE
 
 -- name: adopt_groups
--- Copies locked groups with their rows. They are of this run from now on, so that it draws them by states and uses of
--- its own; texts, rollouts and rewards stay shared. They are in no pass before their rows have tokens (seed_groups). That
--- holds again for a copy that gains attempts here.
+-- Copies locked groups with their rows. The copies belong to this run, with their own states and uses; texts,
+-- rollouts and rewards stay shared. They are in no pass until their rows have tokens (seed_groups), and again when a
+-- copy gains attempts. Locks the growing copies in order of id.
 WITH member AS MATERIALIZED (
     SELECT g.id AS group_id, a.*
     FROM unnest(%(ids)s::bigint[]) AS g (id)
@@ -219,8 +219,8 @@ adopted AS (
 SELECT count(*) AS rows FROM adopted
 
 -- name: pairs_to_adopt
--- The next pairs of a run whose rows another run has adopted, but not the pair, by id, after the id :after. Pairs that
--- people contradict are left out.
+-- The next pairs of a run, by id after :after, whose rows another run has adopted, but not the pair. Pairs
+-- contradicted by people are left out.
 SELECT p.id
 FROM trinity.preference p
 JOIN trinity.experience chosen ON chosen.run_id = %(run_id)s AND chosen.source_id = p.chosen_id
@@ -232,9 +232,9 @@ ORDER BY p.id
 LIMIT %(limit)s
 
 -- name: adopt_pairs
--- Copies pairs of a run over the rows that another run adopted, as adopt_preferences does those of a data set. A pair that
--- people upheld does not follow rewards in the other run either. A pair that was derived from rewards gives no labels.
--- Returns the rows about which new pairs do.
+-- Copies pairs of a run for the rows that another run adopted, like adopt_preferences. A pair upheld by people does
+-- not follow rewards in the other run, either. A pair derived from rewards gives no labels. Locks the rejected rows
+-- in order of id. Returns the rows that new pairs label.
 WITH made AS (
     INSERT INTO trinity.preference
         (run_id, chosen_id, rejected_id, source, margin, state, held_out, origin_id, seed, gives_labels)

@@ -1,7 +1,7 @@
 -- name: read_attempts
--- Where rows stand within their attempts, in the order of the given ids. A row without a rollout is an attempt by
--- itself. Equal numbers in `states` stand for equal states within one group: 64 bits of a hash of the state that the
--- workflow named, or of the prompt. Texts are read only when states are asked for.
+-- Positions of rows within their attempts, in the order of the given ids. A row without a rollout is an attempt of
+-- its own. Equal numbers in `states` mean equal states within a group: 64 bits of a hash of the state named by the
+-- workflow, or of the prompt. Texts are read only if states are requested.
 SELECT coalesce(e.rollout_id, -e.id) AS rollouts, e.step AS steps, coalesce(m.greedy, false) AS greedy,
        CASE WHEN %(with_states)s
             THEN (SELECT hashtextextended(coalesce(x.state, x.prompt), coalesce(e.group_id, -e.id))

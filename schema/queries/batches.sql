@@ -1,6 +1,7 @@
 -- name: hold_trainer
--- Like hold_place. It also returns the newest version whose checkpoint exists and the batch of the last committed
--- step. Only this worker changes either, so if they differ from what the trainer heard, the server has lost commits.
+-- Like hold_place; locks the worker FOR SHARE. Also returns the newest version whose checkpoint exists, and the last
+-- committed step with its batch. Only this worker changes these, so if they differ from the trainer's own record, the
+-- server has lost commits.
 SELECT (SELECT p.version FROM trinity.policy_version p
         WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL ORDER BY p.version DESC LIMIT 1) AS version,
        coalesce(last.step, 0) AS step, last.id AS batch_id, last.created_at
@@ -12,8 +13,8 @@ WHERE w.id = %(worker_id)s AND w.stopped_at IS NULL
 FOR SHARE OF w
 
 -- name: lock_batch_groups
--- Locks the groups of the rows of batches, also the groups that adopted rows come from. Transactions that change
--- rewards lock groups first as well, and in the same order, so that no two sessions wait for each other.
+-- Locks the groups of the rows of batches, including the groups from which rows were adopted, in order of id.
+-- Transactions that change rewards lock the same groups first and in the same order, which prevents deadlocks.
 SELECT g.id FROM trinity.rollout_group g
 WHERE g.id IN (SELECT e.group_id FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
                WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NULL)
@@ -21,9 +22,9 @@ ORDER BY g.id
 FOR NO KEY UPDATE
 
 -- name: lock_batch_rows
--- Locks the rows of batches, after their groups. Rows of pairs are left out: they are neither leased nor used up. So are
--- members of the run's own groups: a transaction that changes a settled member holds the lock of its group.
--- ARRAY has the server look up each row by its id.
+-- Locks the rows of batches in order of id, after their groups. Excludes rows of pairs, which are neither leased nor
+-- used up, and members of the run's own groups, whose settled members change only under the group's lock. ARRAY makes
+-- the server look up each row by id.
 SELECT e.id FROM trinity.experience e
 WHERE e.id = ANY(ARRAY(SELECT i.experience_id FROM trinity.batch_item i
                        WHERE i.batch_id = ANY(%(batch_ids)s) AND i.preference_id IS NULL))
@@ -43,17 +44,18 @@ WHERE i.batch_id = %(batch_id)s
 ORDER BY i.ordinal
 
 -- name: commit_batch
--- Records that the trainer step is done. Only the worker that drew the batch can do so.
+-- Commits a leased batch with its trainer step. No row unless the worker drew it and it is still leased.
 UPDATE trinity.batch b SET state = 'committed', committed_at = now()
 WHERE b.id = %(batch_id)s AND b.worker_id = %(worker_id)s AND b.state = 'leased'
 RETURNING b.run_id
 
 -- name: batch_state
+-- State and creation time of a batch; no row if the server has lost it.
 SELECT b.state, b.created_at FROM trinity.batch b WHERE b.id = %(batch_id)s
 
 -- name: use_experiences
--- Counts the use. A row that was used as often as allowed is trained. Adopted rows beside rollout groups come back
--- without end: each use moves them to their place in the next pass.
+-- Counts the use of rows. Rows with as many uses as allowed become trained. Adopted rows drawn next to rollout groups
+-- stay ready: each use moves them to the next pass.
 UPDATE trinity.experience e
 SET use_count = e.use_count + 1,
     state = CASE WHEN e.use_count + 1 < %(max_uses)s OR e.source_id IS NOT NULL AND %(keeps_adopted)s
@@ -63,7 +65,7 @@ FROM trinity.batch_item i
 WHERE i.batch_id = %(batch_id)s AND i.preference_id IS NULL AND e.id = i.experience_id AND e.state = 'leased'
 
 -- name: use_groups
--- A group is trained when its members are. It is ready as long as they have uses left.
+-- Sets groups to the use count of their members: ready while uses are left, else trained.
 WITH m AS MATERIALIZED (
     SELECT e.group_id, max(e.use_count) AS uses
     FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
@@ -77,7 +79,7 @@ FROM m
 WHERE g.id = m.group_id AND g.run_id = %(run_id)s AND g.state = 'leased'
 
 -- name: use_preferences
--- Counts the use of pairs, locked in the order of their ids.
+-- Counts the use of pairs, locked in order of id.
 WITH held AS MATERIALIZED (
     SELECT p.id FROM trinity.preference p
     WHERE p.id IN (SELECT i.preference_id FROM trinity.batch_item i WHERE i.batch_id = %(batch_id)s)
@@ -92,13 +94,13 @@ FROM held
 WHERE p.id = held.id AND p.state = 'leased'
 
 -- name: withdraw_later_versions
--- Withdraws the versions after this one. They include batches that are given back, so no explorer may load them.
+-- Withdraws the versions after :version. They include reopened batches, so explorers must not load them.
 UPDATE trinity.policy_version p
 SET checkpoint = NULL, weights = NULL, resume_from = NULL, resume_address = NULL, withdrawn_at = now()
 WHERE p.run_id = %(run_id)s AND p.version > %(version)s AND p.withdrawn_at IS NULL
 
 -- name: open_batches
--- Batches that a version does not include.
+-- Locks, in order of id, the leased and committed batches that a version does not include.
 SELECT b.id, b.state
 FROM trinity.batch b
 WHERE b.run_id = %(run_id)s AND b.state IN ('leased', 'committed')
@@ -107,22 +109,23 @@ ORDER BY b.id
 FOR NO KEY UPDATE
 
 -- name: count_pruned_rows
--- How many rows of these batches have been pruned. No step can be made with those rows again.
+-- Number of pruned rows in these batches. Steps with such rows cannot be repeated.
 SELECT count(DISTINCT i.experience_id) AS rows
 FROM trinity.batch_item i
 JOIN trinity.payload p ON p.experience_id = i.experience_id
 WHERE i.batch_id = ANY(%(batch_ids)s) AND p.pruned_at IS NOT NULL
 
 -- name: leased_batch
--- The batch that this worker drew for a step and has not committed. A worker gives back no batch of another worker.
+-- Locks the batch that this worker drew for a step and has not committed. Batches of other workers are never
+-- returned.
 SELECT b.id
 FROM trinity.batch b
 WHERE b.run_id = %(run_id)s AND b.step = %(step)s AND b.state = 'leased' AND b.worker_id = %(worker_id)s
 FOR NO KEY UPDATE
 
 -- name: reopen_experiences
--- Gives the rows of batches back. A committed use is taken back, also from a row that was dropped since; such a row
--- stays dropped.
+-- Reopens the rows of batches and subtracts their committed uses, also from rows dropped since then; these stay
+-- dropped. Runs under lock_batch_groups and lock_batch_rows.
 UPDATE trinity.experience e
 SET state = CASE WHEN e.state IN ('leased', 'trained') THEN 'ready' ELSE e.state END,
     worker_id = NULL,
@@ -134,10 +137,10 @@ FROM (SELECT i.experience_id, count(*) FILTER (WHERE b.state = 'committed') AS u
 WHERE e.id = i.experience_id
 
 -- name: reopen_groups
--- Gives back the run's own groups, also adopted ones, and takes their use count from their rows. It comes after
--- reopen_experiences. A group that has uses left is ready already, and a group that expired since stays dropped: both lose
--- the committed uses that their rows lose. Two kinds of groups stay as they are: those of pairs, which are not locked, and
--- those of rows that were adopted singly, which belong to another run or to a data set.
+-- Reopens the run's own groups, including adopted ones, with the use counts of their rows; runs after
+-- reopen_experiences. Groups with uses left are ready already, and groups that expired since then stay dropped: both
+-- lose the committed uses that their rows lose. Excludes groups of pairs, which are not locked, and groups of singly
+-- adopted rows, which belong to another run or a data set.
 WITH m AS MATERIALIZED (
     SELECT e.group_id, max(e.use_count) AS uses
     FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id
@@ -150,7 +153,7 @@ FROM m
 WHERE g.id = m.group_id AND g.run_id = %(run_id)s
 
 -- name: reopen_preferences
--- Gives back the pairs of batches.
+-- Reopens the pairs of batches and subtracts their committed uses.
 UPDATE trinity.preference p
 SET state = CASE WHEN p.state IN ('leased', 'trained') THEN 'ready' ELSE p.state END,
     worker_id = NULL,
@@ -163,5 +166,6 @@ FROM (SELECT pairs.preference_id, count(*) FILTER (WHERE pairs.state = 'committe
 WHERE p.id = i.preference_id
 
 -- name: reopen_batches
+-- Marks batches as reopened, so that no version includes them any longer.
 UPDATE trinity.batch b SET state = 'reopened', included_version = NULL, reopened_at = now()
 WHERE b.id = ANY(%(batch_ids)s)

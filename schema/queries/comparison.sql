@@ -1,5 +1,5 @@
 -- name: comparison_runs
--- The runs with these names: since when they are, how far they are, and their settings.
+-- The runs with these names: start, duration, progress and settings.
 SELECT r.id, r.name, r.kind, r.config, v.status AS state,
        r.created_at, extract(epoch FROM coalesce(r.finished_at, now()) - r.created_at)::float8 AS seconds,
        p.version, b.step
@@ -12,8 +12,8 @@ LEFT JOIN LATERAL (SELECT b.step FROM trinity.batch b
 WHERE r.name = ANY(%(names)s::text[])
 
 -- name: comparison_metrics
--- The names of what these runs have measured, at most :names of each run. Each name is looked for behind the one before
--- it, so that the cost follows the number of names and not that of measurements.
+-- Names of the metrics of these runs, at most :names per run. Each name is searched for after the previous one, so
+-- the cost depends on the number of names, not of measurements.
 WITH RECURSIVE found AS (
     SELECT r.id, 1 AS number, (SELECT min(m.name) FROM trinity.metric m WHERE m.run_id = r.id) AS name
     FROM unnest(%(run_ids)s::bigint[]) AS r (id)
@@ -25,10 +25,10 @@ WITH RECURSIVE found AS (
 SELECT DISTINCT f.name FROM found f WHERE f.name IS NOT NULL ORDER BY f.name
 
 -- name: comparison_curves
--- The metrics of a run with these names, at most :points of each, every one the mean over as many steps. `place` is where
--- a point stands: at a step, at the newest policy version of that step, at seconds since the run was made, or at tokens
--- that were trained on. Explorers measure at versions, which stand at their steps. Of a step that was trained on again,
--- the last measurement counts.
+-- Metrics of a run with these names, at most :points each, every point the mean over the same number of steps.
+-- `place` is the x coordinate: the step, the newest policy version at that step, the seconds since the run was
+-- created, or the number of trained tokens. Explorers' metrics are recorded by version and placed at its step. For a
+-- repeated step the last measurement counts.
 WITH measured AS (
     (SELECT DISTINCT ON (m.name, m.step) m.name, m.step, m.value, m.created_at
      FROM trinity.metric m
@@ -58,7 +58,7 @@ placed AS (
           UNION ALL
           SELECT NULL, v.step, NULL, NULL, v.version FROM trinity.policy_version v
           WHERE v.run_id = %(run_id)s AND v.withdrawn_at IS NULL) a
-    WINDOW at_step AS (ORDER BY a.step) -- with all that stands at the same step
+    WINDOW at_step AS (ORDER BY a.step) -- includes all rows of the same step
 )
 SELECT p.name, p.place, avg(p.value) AS value
 FROM placed p
@@ -67,14 +67,14 @@ GROUP BY p.name, p.place
 ORDER BY p.name, p.place
 
 -- name: comparison_last
--- What a run measured last under each of these names.
+-- The last measurement of a run under each of these names.
 SELECT n.name, l.value
 FROM unnest(%(names)s::text[]) AS n (name)
 CROSS JOIN LATERAL (SELECT m.value FROM trinity.metric m
                     WHERE m.run_id = %(run_id)s AND m.name = n.name ORDER BY m.step DESC, m.id DESC LIMIT 1) l
 
 -- name: comparison_settings
--- The newest :limit settings of a run, oldest first, each with the first step that was drawn under it.
+-- The newest :limit settings of a run, oldest first, each with the first step drawn under it.
 SELECT s.config, s.created_at, b.since_step
 FROM (SELECT s.id, s.config, s.created_at FROM trinity.run_setting s
       WHERE s.run_id = %(run_id)s ORDER BY s.id DESC LIMIT %(limit)s) s

@@ -1,6 +1,6 @@
 -- name: runs_of_copy
--- A run, and the data sets and runs that it adopted rows of or made responses for, also by way of one another; the run
--- first.
+-- A run, followed by the data sets and runs from which it adopted rows or for which it made responses, directly or
+-- indirectly.
 WITH RECURSIVE needed AS (
     SELECT %(run_id)s::bigint AS id
     UNION
@@ -22,8 +22,8 @@ JOIN needed ON needed.id = r.id
 ORDER BY r.id <> %(run_id)s, r.id
 
 -- name: tasksets_of_copy
--- The tasksets that these runs need: those of tasks that they attempted or made, those that they explore or are
--- evaluated on, and those of data sets, which have the names of their runs.
+-- The tasksets that these runs need: of tasks that they attempted or made, tasksets that they explore or are
+-- evaluated on, and tasksets of data sets, which share the names of their runs.
 SELECT s.id
 FROM trinity.taskset s
 WHERE s.id IN (SELECT t.taskset_id FROM trinity.task t
@@ -41,20 +41,21 @@ WHERE s.id IN (SELECT t.taskset_id FROM trinity.task t
 ORDER BY s.id
 
 -- name: taken_names
--- Those of these names that a run or a taskset already has.
+-- Which of these names a run or a taskset already has.
 SELECT n.name FROM unnest(%(names)s::text[]) n (name)
 WHERE EXISTS (SELECT FROM trinity.run r WHERE r.name = n.name)
    OR EXISTS (SELECT FROM trinity.taskset s WHERE s.name = n.name)
 
 -- name: import_xact
+-- Id of the importing transaction, for rows that record it.
 SELECT pg_current_xact_id()::text::bigint AS xact
 
 -- name: stop_copied_workers
--- Marks the workers of copied runs as stopped: their processes work on the original.
+-- Marks the workers of copied runs as stopped: their processes belong to the original.
 UPDATE trinity.worker w SET stopped_at = w.heartbeat_at WHERE w.run_id = ANY(%(runs)s::bigint[]) AND w.stopped_at IS NULL
 
 -- name: set_checkpoint
--- Records where the weights of a version are now, and its checkpoint if that came along.
+-- Records the new place of a version's weights, and of its checkpoint if it was copied, too.
 UPDATE trinity.policy_version p SET checkpoint = %(checkpoint)s, resume_from = %(resume_from)s
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s
   AND (%(resume_hash)s::text IS NULL OR p.resume_hash = %(resume_hash)s)

@@ -1,12 +1,12 @@
 -- name: stale_groups
--- Ready groups that are staler than the limit allows, locked so that they can expire. Versions below the number that
--- trinity.oldest_within says are all too far away. From that number on, only versions that were withdrawn or lost can be
--- too far away. The second part looks for groups of such versions, and only if there are any.
+-- Locks, in order of id, ready groups beyond the staleness limit, so that they can expire. Versions below
+-- trinity.oldest_within are all too old. From that number on, only withdrawn or lost versions can be too old; the
+-- second part looks for groups of such versions, and only if there are any.
 --
--- Where rows are known by id or group, IS TRUE keeps the planner off the partial index of ready rows, as NOT DISTINCT
--- does in hold_rows.
+-- For rows known by id or group, IS TRUE keeps the planner off the partial index of ready rows, as NOT DISTINCT does
+-- in hold_rows.
 WITH live AS MATERIALIZED (
-    SELECT f.floor, trinity.oldest_within(%(run_id)s, %(version)s, %(max_staleness)s) AS oldest
+    SELECT f.floor, trinity.oldest_within(%(run_id)s, %(version)s, %(max_staleness)s::integer - %(versions_ahead)s) AS oldest
     FROM trinity.floor_of(%(run_id)s) f
 ),
 stale AS MATERIALIZED (
@@ -25,7 +25,7 @@ stale AS MATERIALIZED (
                       WHERE s.run_id = %(run_id)s AND s.last_version >= (SELECT live.oldest FROM live)))
       AND g.run_id = %(run_id)s AND g.state = 'ready'
       AND g.id >= (SELECT live.floor FROM live)
-      AND trinity.staleness(%(run_id)s, %(version)s, g.version_min, g.version_max) > %(max_staleness)s
+      AND trinity.staleness(%(run_id)s, %(version)s, g.version_min, g.version_max) + %(versions_ahead)s > %(max_staleness)s
 )
 SELECT g.id
 FROM stale
@@ -34,18 +34,20 @@ ORDER BY g.id
 FOR NO KEY UPDATE OF g
 
 -- name: expire_groups
+-- Drops locked groups that are too stale.
 UPDATE trinity.rollout_group g SET state = 'dropped' WHERE g.id = ANY(%(group_ids)s) AND (g.state = 'ready') IS TRUE
 
 -- name: expire_members
+-- Expires the members of locked groups that are too stale; returns the staleness of each.
 UPDATE trinity.experience e SET state = 'expired'
 WHERE e.group_id = ANY(%(group_ids)s) AND (e.state = 'ready') IS TRUE AND e.source_id IS NULL
-RETURNING e.id, trinity.staleness(e.run_id, %(version)s, e.version_min, e.version_max) AS staleness
+RETURNING e.id, trinity.staleness(e.run_id, %(version)s, e.version_min, e.version_max) + %(versions_ahead)s AS staleness
 
 -- name: draw_rows
--- The next rows to imitate, or with labels. Each pass over the data has a shuffled order of its own, which a restart
--- does not change. Only rows with a place can be drawn: with tokens and not known to be bad, that is, no rejected rows
--- and none with a reward of zero or less. In a run that learns from labels, every row with a reward has a place. The
--- statement sees one snapshot, as draw_groups does.
+-- The next rows to imitate, or labelled rows. Each pass over the data has its own shuffled order, which survives
+-- restarts. Only rows with a place can be drawn: with tokens and not known to be bad, that is, no rejected rows and
+-- no rows with a reward of zero or less. In a run that learns from labels, every row with a reward has a place. Like
+-- draw_groups, it sees one snapshot and locks nothing.
 SELECT e.id, e.use_count, e.reward, pg_current_snapshot()::text AS snapshot
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.pass_number IS NOT NULL
@@ -53,8 +55,7 @@ ORDER BY e.pass_number, e.place, e.id
 LIMIT %(limit)s
 
 -- name: draw_experts
--- The next rows of each of these data sets, as draw_rows has them of all. It passes over the rows of other data sets that
--- come before them.
+-- The next rows of each of these data sets, like draw_rows; rows of other data sets before them are skipped.
 SELECT d.name AS data, e.id, pg_current_snapshot()::text AS snapshot
 FROM unnest(%(data)s::text[]) WITH ORDINALITY AS d (name, number)
 JOIN trinity.run r ON r.name = d.name
@@ -67,16 +68,16 @@ CROSS JOIN LATERAL (SELECT e.id, e.pass_number, e.place
 ORDER BY d.number, e.pass_number, e.place, e.id
 
 -- name: draw_pairs
--- The next pairs. Each pass over the data has a shuffled order of its own, which a restart does not change. A pair
--- that was derived from rewards must still agree with them, unless people uphold it. The statement sees one snapshot, as
--- draw_groups does.
+-- The next pairs. Each pass over the data has its own shuffled order, which survives restarts. A pair derived from
+-- rewards must still agree with them, unless people uphold it. Like draw_groups, it sees one snapshot and locks
+-- nothing.
 --
--- Limit: rows that were adopted after the trainer's start have no tokens before its next start. Until then each draw
--- passes over their pairs at the head of the order, at about 30 microseconds a pair.
+-- Limitation: rows adopted after the trainer's start have no tokens before its next start. Until then each draw skips
+-- their pairs at the head of the order, at about 30 microseconds per pair.
 SELECT p.id, p.use_count, p.chosen_id, p.rejected_id, sides.chosen_reward, sides.rejected_reward,
        pg_current_snapshot()::text AS snapshot
 FROM trinity.preference p
--- LIMIT so that the planner looks both rows up for each pair in turn, and does not join all before it sorts them.
+-- LIMIT makes the planner look up both rows of each pair in turn, instead of joining all rows before sorting.
 CROSS JOIN LATERAL (SELECT chosen.reward AS chosen_reward, rejected.reward AS rejected_reward
                     FROM trinity.experience chosen, trinity.experience rejected
                     WHERE chosen.id = p.chosen_id AND rejected.id = p.rejected_id
@@ -88,8 +89,8 @@ ORDER BY p.use_count, p.place, p.id
 LIMIT %(limit)s
 
 -- name: draw_adopted_groups
--- The members of the next adopted groups, in passes over all of them, as draw_rows draws rows. The statement sees one
--- snapshot, as draw_groups does.
+-- The members of the next adopted groups, in passes over all of them, like draw_rows. Like draw_groups, it sees
+-- one snapshot and locks nothing.
 WITH picked AS MATERIALIZED (
     SELECT g.id, g.use_count
     FROM trinity.rollout_group g
@@ -105,24 +106,24 @@ WHERE (e.state = 'ready') IS TRUE AND e.run_id = %(run_id)s
 ORDER BY e.group_id, e.id
 
 -- name: insert_batch
--- Writes a batch: the rows in the order in which the trainer sees them, the numbers that it uses, and the setting of
--- its worker. Inserts nothing if the step already has a batch, since a run has one trainer.
+-- Writes a batch: its rows in the trainer's order, the numbers used, and the setting of its worker. Inserts nothing
+-- if the step already has a batch, since a run has one trainer.
 --
--- The floor is the lowest group that is live now; the search starts at the floor of the batch before. It can never be
--- too high. Groups of a run start in the order of their ids, one transaction after the other. Reopening makes groups live
--- again, but only those of this batch or later ones, which were live when this batch was drawn. Groups that are given back
--- to the processors lower the floor: see reopen_dropped_groups.
+-- The floor is the lowest live group; the search starts at the floor of the previous batch. It can never be too high:
+-- groups of a run start in order of id, one transaction after the other, and reopening makes only groups of this or
+-- later batches live, which were live when this batch was drawn. Groups returned to the processors lower the floor:
+-- see reopen_dropped_groups.
 WITH before AS MATERIALIZED (
     SELECT f.floor FROM trinity.floor_of(%(run_id)s) f
 ),
 batch AS (
     INSERT INTO trinity.batch
-        (run_id, step, worker_id, setting_id, policy_version, max_staleness, size, epoch, sampler, seed, query,
-         snapshot, parameters, floor)
+        (run_id, step, worker_id, setting_id, policy_version, versions_ahead, max_staleness, size, epoch, sampler, seed,
+         query, snapshot, parameters, floor)
     SELECT %(run_id)s, %(step)s, %(worker_id)s,
            (SELECT w.setting_id FROM trinity.worker w WHERE w.id = %(worker_id)s),
-           %(version)s, %(max_staleness)s, %(size)s, %(epoch)s, %(sampler)s, %(seed)s, %(query)s, %(snapshot)s,
-           %(parameters)s::jsonb,
+           %(version)s, %(versions_ahead)s, %(max_staleness)s, %(size)s, %(epoch)s, %(sampler)s, %(seed)s, %(query)s,
+           %(snapshot)s, %(parameters)s::jsonb,
            least((SELECT min(g.id) FROM trinity.rollout_group g
                   WHERE g.run_id = %(run_id)s AND g.state = 'open' AND g.id >= before.floor),
                  (SELECT min(g.id) FROM trinity.rollout_group g
@@ -150,8 +151,8 @@ items AS (
 SELECT id, created_at FROM batch
 
 -- name: lease_experiences
--- Leases the rows in the order of their ids, and waits for sessions that change one of them right now. A row that is
--- no longer ready stays as it is.
+-- Leases ready rows, locked in order of id; waits for sessions that are changing them. Rows that are no longer ready
+-- are unchanged.
 WITH held AS MATERIALIZED (
     SELECT e.id FROM trinity.experience e WHERE e.id = ANY(%(ids)b) ORDER BY e.id FOR NO KEY UPDATE
 )
@@ -160,12 +161,12 @@ FROM held
 WHERE e.id = held.id AND (e.state = 'ready') IS TRUE
 
 -- name: lease_members
--- Leases the members of groups, under the lock of the groups. Members need no order of their own.
+-- Leases the members of groups, under the lock of the groups, so members need no order.
 UPDATE trinity.experience e SET state = 'leased', worker_id = %(worker_id)s, attempt = e.attempt + 1
 WHERE e.id = ANY(%(ids)b) AND (e.state = 'ready') IS TRUE
 
 -- name: lease_groups
--- Leases groups as lease_experiences leases rows. It comes before lease_members.
+-- Leases groups, like lease_experiences; runs before lease_members.
 WITH held AS MATERIALIZED (
     SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(ids)b) ORDER BY g.id FOR NO KEY UPDATE
 )
@@ -174,7 +175,7 @@ FROM held
 WHERE g.id = held.id AND (g.state = 'ready') IS TRUE
 
 -- name: lease_preferences
--- Leases pairs as lease_experiences leases rows.
+-- Leases pairs, like lease_experiences.
 WITH held AS MATERIALIZED (
     SELECT p.id FROM trinity.preference p WHERE p.id = ANY(%(ids)b) ORDER BY p.id FOR NO KEY UPDATE
 )

@@ -1,13 +1,13 @@
 -- name: hold_evaluated_version
--- Locks a version, so that the trainer's pruning waits. No row if the run has no such version, or its checkpoint is
--- gone.
+-- Locks (FOR SHARE) a version, so that the trainer's pruning waits. No row if the run has no such version, or its
+-- checkpoint is gone.
 SELECT p.version FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint IS NOT NULL
 FOR SHARE
 
 -- name: due_tasksets
--- The tasksets that the run's configuration evaluates this version on, and how. A version is evaluated if `every`
--- divides its number, or if it is the last one.
+-- The tasksets on which the run's configuration evaluates this version, and the settings. A version is evaluated if
+-- `every` divides its number, or if it is the last one.
 SELECT s.id AS taskset_id,
        (v.of ->> 'samples')::integer AS samples,
        coalesce(v.of ->> 'temperature', r.config #>> '{explorer,temperature}')::float8 AS temperature,
@@ -19,8 +19,8 @@ WHERE r.id = %(run_id)s AND (%(version)s %% (v.of ->> 'every')::integer = 0 OR %
 ORDER BY s.id
 
 -- name: begin_evaluation
--- Records an evaluation and all its rollout groups, one for each task, which explorers then claim. Returns its id; no
--- row if the run has the same evaluation already.
+-- Records an evaluation with one rollout group per task, for explorers to claim. Returns its id; no row if the run
+-- already has the same evaluation.
 WITH made AS (
     INSERT INTO trinity.evaluation
         (run_id, taskset_id, version, samples, temperature, max_new_tokens, seed, solved_reward, setting_id)
@@ -41,8 +41,8 @@ groups AS (
 SELECT made.id FROM made
 
 -- name: resume_evaluation
--- Finds the evaluation that begin_evaluation found. One that was given up goes on. It stays locked, so that of two
--- sessions that extend it one sees what the other one has added.
+-- Locks and returns the evaluation that begin_evaluation found to exist; resumes it if it was given up. Sessions that
+-- extend it are serialised, so each sees what the other has added.
 WITH known AS MATERIALIZED (
     SELECT v.id
     FROM trinity.evaluation v JOIN trinity.run r ON r.id = v.run_id
@@ -59,8 +59,7 @@ resumed AS (
 SELECT known.id FROM known
 
 -- name: extend_evaluation
--- Gives an evaluation rollout groups for the tasks that were imported since it was begun. If there are any, it is not
--- finished any more.
+-- Adds rollout groups for the tasks imported since the evaluation began. If there are any, it is no longer finished.
 WITH added AS (
     INSERT INTO trinity.rollout_group (run_id, task_id, state, evaluation_id, expected, attempt)
     SELECT v.run_id, t.id, 'evaluating', v.id, v.samples, 0
@@ -74,8 +73,8 @@ UPDATE trinity.evaluation v SET finished_at = NULL
 WHERE v.id = %(evaluation_id)s AND v.finished_at IS NOT NULL AND EXISTS (SELECT FROM added)
 
 -- name: due_evaluation
--- The next evaluation of a run that has groups for an explorer: first one of the version that the explorer has loaded,
--- then the oldest. If :among is not NULL, only these evaluations count.
+-- The next evaluation of a run with groups for an explorer: evaluations of the explorer's loaded version first, then
+-- the oldest. If :among is not NULL, only these evaluations count.
 SELECT v.id, v.version, v.samples, v.temperature, v.max_new_tokens, v.seed, p.step, p.checkpoint, p.checkpoint_hash,
        p.weights
 FROM trinity.evaluation v
@@ -90,10 +89,10 @@ ORDER BY v.version <> %(loaded)s, v.id
 LIMIT 1
 
 -- name: claim_evaluation_groups
--- Leases groups of an evaluation that no explorer holds, in the order of their tasks, and skips those that another
--- explorer takes right now. A member is missing as long as its only rollouts were refused. `key` tells the task in
--- every store, so that the same evaluation samples the same again. A group whose missing members are all parked waits
--- until one of them may go on; `parked` are those that may.
+-- Leases unclaimed groups of an evaluation, in order of their tasks; skips groups that another explorer is claiming.
+-- A member is missing if its only rollouts were refused. `key` identifies the task in every store, so the same
+-- evaluation samples the same tokens again. A group whose missing members are all parked waits until one of them may
+-- resume; `parked` lists the members that may.
 WITH picked AS MATERIALIZED (
     SELECT g.id
     FROM trinity.rollout_group g
@@ -127,21 +126,21 @@ CROSS JOIN LATERAL (
 ORDER BY c.id
 
 -- name: give_up_evaluation
--- Ends an evaluation whose version cannot be loaded. Harmless when repeated.
+-- Ends an evaluation whose version cannot be loaded. Idempotent.
 UPDATE trinity.evaluation v SET error = %(error)s, finished_at = now()
 WHERE v.id = %(evaluation_id)s AND v.finished_at IS NULL
 
 -- name: give_up_withdrawn_evaluations
--- Ends the evaluations of versions that were withdrawn, for which no attempt can be made any more. A version keeps its
--- checkpoint while an evaluation of it is not finished, unless it is withdrawn.
+-- Ends the evaluations of withdrawn versions, for which no attempt can be made any longer. A version keeps its
+-- checkpoint while its evaluation is unfinished, unless it is withdrawn.
 UPDATE trinity.evaluation v SET error = 'its version was withdrawn', finished_at = now()
 FROM trinity.policy_version p
 WHERE v.run_id = %(run_id)s AND v.finished_at IS NULL
   AND p.run_id = v.run_id AND p.version = v.version AND p.checkpoint IS NULL
 
 -- name: open_evaluations
--- How many evaluations of a run are not finished. Those of versions that were withdrawn cannot go on and do not count,
--- and neither do those of a run that is being deleted.
+-- Number of unfinished evaluations of a run. Evaluations of withdrawn versions cannot continue and do not count;
+-- neither do those of a run that is being deleted.
 SELECT count(*) AS evaluations
 FROM trinity.evaluation v
 JOIN trinity.run r ON r.id = v.run_id AND r.deleting_at IS NULL
@@ -150,8 +149,8 @@ WHERE v.run_id = %(run_id)s AND v.finished_at IS NULL
   AND v.id = ANY(coalesce(%(among)s::bigint[], ARRAY[v.id]))
 
 -- name: finish_evaluations
--- Ends the evaluations of a run whose attempts have all ended and are all judged. Of two sessions that end the same
--- one, the first gets its id.
+-- Ends the evaluations of a run whose attempts have all ended and are all judged. If two sessions end the same one,
+-- only the first gets its id.
 UPDATE trinity.evaluation v SET finished_at = now()
 WHERE v.run_id = %(run_id)s AND v.finished_at IS NULL
   AND NOT EXISTS (SELECT FROM trinity.rollout_group g WHERE g.evaluation_id = v.id AND g.completed_at IS NULL)
@@ -160,21 +159,21 @@ WHERE v.run_id = %(run_id)s AND v.finished_at IS NULL
 RETURNING v.id
 
 -- name: read_evaluations
--- What these evaluations say, in the order in which they were begun.
+-- The results of these evaluations, in the order in which they began.
 SELECT v.* FROM trinity.evaluation_view v WHERE v.id = ANY(%(ids)s) ORDER BY v.id
 
 -- name: compare_evaluations
--- The difference between two evaluations over the tasks that both have.
+-- The difference between two evaluations over their common tasks.
 SELECT d.* FROM trinity.evaluation_difference(%(before)s, %(after)s, %(k)s) d
 
 -- name: evaluation_progress
--- How many attempts these evaluations have, and how many of them have ended.
+-- Number of attempts of these evaluations, and how many have ended.
 SELECT coalesce(sum(g.expected), 0) AS attempts, coalesce(sum(g.arrived + g.failed), 0) AS ended
 FROM trinity.rollout_group g
 WHERE g.evaluation_id = ANY(%(ids)s)
 
 -- name: shared_tasks
--- How many tasks of a taskset another one has as well. The key of a task is made from its content.
+-- Number of tasks that two tasksets have in common. The key of a task is derived from its content.
 SELECT count(*) AS tasks
 FROM trinity.task t JOIN trinity.task o ON o.taskset_id = %(other_id)s AND o.key = t.key
 WHERE t.taskset_id = %(taskset_id)s

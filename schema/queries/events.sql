@@ -6,8 +6,8 @@ FROM (SELECT s.id, s.config, s.created_at, s.created_by FROM trinity.run_setting
 ORDER BY s.id
 
 -- name: events_newest
--- The newest :limit events of a run, newest first: workers that started or ended, setbacks, and drops, of which those of
--- one minute and reason are one, in the newest :drops.
+-- The newest :limit events of a run, newest first: starts and ends of workers, setbacks, and drops, where the newest
+-- :drops drops are grouped by minute and reason.
 SELECT e.*
 FROM (
     (SELECT w.started_at AS at, 'start' AS kind, w.role::text, w.host, w.pid, NULL AS reason, NULL::bigint AS rows,

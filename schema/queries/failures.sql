@@ -1,5 +1,5 @@
 -- name: list_failures
--- The dead letters of a run, the latest first.
+-- The dead letters of a run, latest first.
 SELECT f.experience_id AS experience, f.group_id AS "group", f.version, f.stage, f.step, f.failed_at, f.error, f.obstacle
 FROM trinity.failure_view f
 WHERE f.run = %(run)s
@@ -7,7 +7,7 @@ ORDER BY f.failed_at DESC, f.experience_id DESC
 LIMIT %(limit)s
 
 -- name: count_failures_by_obstacle
--- How many dead letters of a run cannot be judged again, for each obstacle.
+-- Number of dead letters of a run that cannot be judged again, by obstacle.
 SELECT f.obstacle, count(*) AS rows
 FROM trinity.failure_view f
 WHERE f.run = %(run)s AND f.obstacle IS NOT NULL
@@ -15,14 +15,15 @@ GROUP BY f.obstacle
 ORDER BY f.obstacle
 
 -- name: hold_draws
--- Lets no trainer of the run draw before this transaction ends: each draw begins with hold_trainer, which waits for it.
+-- Locks the run's trainers, so that none draws until this transaction ends: each draw begins with hold_trainer, which
+-- waits.
 SELECT w.id FROM trinity.worker w
 WHERE w.run_id = %(run_id)s AND w.role = 'train' AND w.stopped_at IS NULL
 ORDER BY w.id
 FOR NO KEY UPDATE
 
 -- name: next_failed_groups
--- Locks the next groups of a run, from the id :after on, with dead letters that can be judged again.
+-- Locks, in order of id, the next groups of a run after :after with dead letters that can be judged again.
 SELECT g.id FROM trinity.rollout_group g
 WHERE g.id = ANY(ARRAY(SELECT DISTINCT f.group_id FROM trinity.failure_view f
                        WHERE f.run = %(run)s AND f.obstacle IS NULL AND f.group_id > %(after)s
@@ -31,11 +32,11 @@ ORDER BY g.id
 FOR NO KEY UPDATE
 
 -- name: lock_failed_members
--- Locks the members of groups, in the order in which every statement locks rows.
+-- Locks the members of groups in order of id, like every statement that locks rows.
 SELECT e.id FROM trinity.experience e WHERE e.group_id = ANY(%(group_ids)s) ORDER BY e.id FOR NO KEY UPDATE
 
 -- name: retry_failures
--- Gives the dead letters of locked groups back to the stage that gave them up.
+-- Returns the dead letters of locked groups to the stage that gave them up.
 WITH due AS MATERIALIZED (
     SELECT f.experience_id, f.stage FROM trinity.failure_view f
     WHERE f.run = %(run)s AND f.group_id = ANY(%(group_ids)s) AND f.obstacle IS NULL
@@ -50,19 +51,19 @@ FROM due
 WHERE e.id = due.experience_id
 
 -- name: retry_priorities
--- Makes priorities due again that steps failed on for good.
+-- Marks priorities as due again for which the steps had failed for good.
 UPDATE trinity.group_priority p SET attempt = 0, failed_at = NULL, experience_id = NULL, step = NULL, error = NULL
 WHERE p.group_id = ANY(%(group_ids)s) AND p.failed_at IS NOT NULL
 
 -- name: retry_syntheses
--- Makes groups due again of which steps made nothing because they failed for good.
+-- Marks groups as due again for which synthesis had failed for good.
 UPDATE trinity.synthesis s SET attempt = 0, failed_at = NULL, step = NULL, error = NULL
 WHERE s.group_id = ANY(%(group_ids)s) AND s.failed_at IS NOT NULL
 
 -- name: reopen_dropped_groups
--- Undoes that the group processor dropped locked groups: they are complete again, and their other members scored. The
--- draws look at groups from the floor of the last batch on, so no batch keeps a higher one: any may be the last after a
--- fall back. The counts of their tasks lose what was counted when they were dropped.
+-- Reverts the group processor's drop of locked groups: they are complete again, and their other members scored. Draws
+-- search from the floor of the last batch, so every batch with a higher floor is lowered: each may become the last
+-- one after a rollback. The counts of their tasks lose what was counted when they were dropped.
 WITH reopened AS (
     UPDATE trinity.rollout_group g SET state = 'complete'
     WHERE g.id = ANY(%(group_ids)s) AND (g.state = 'dropped') IS TRUE

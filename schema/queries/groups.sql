@@ -1,36 +1,33 @@
 -- name: lock_pace
--- Lets the explorers of a run decide one after the other how many groups to start, so that together they respect the
--- limit. They wait for the run's row: a login that may only read cannot lock it.
+-- Serialises the explorers of a run while they decide how many groups to start, so that together they respect the
+-- limit. Locks the run's row, which a read-only login cannot.
 SELECT r.id FROM trinity.run r WHERE r.id = %(run_id)s FOR NO KEY UPDATE
 
 -- name: count_pace
--- The numbers that the pace is computed from: groups that were trained on but are in no version up to the explorer's,
--- groups that wait, and groups that are being explored; and all that the run has started. They are counted anew each
--- time, so that a restart loses none. A dropped group is in none of the first three: its place is free. A run without a
--- pass has started what its tasks say: mostly nothing, or what it did before passes were kept.
+-- The inputs of the pace: groups trained on but in no version up to the explorer's, waiting groups, groups in
+-- exploration, and all groups that the run has started. They are counted each time, so a restart loses none. A
+-- dropped group is in none of the first three: its slot is free.
 SELECT (SELECT coalesce(sum(b.size), 0) FROM trinity.batch b
         WHERE b.run_id = %(run_id)s AND b.state = 'committed'
           AND (b.included_version IS NULL OR b.included_version > %(version)s))::bigint AS unpublished,
        count(*) FILTER (WHERE g.state <> 'open') AS waiting,
        count(*) FILTER (WHERE g.state = 'open') AS running,
-       coalesce((SELECT sum(p.issued) FROM trinity.task_pass p WHERE p.run_id = %(run_id)s),
-                (SELECT sum(s.issued) FROM trinity.task_stat s WHERE s.run_id = %(run_id)s), 0)::bigint AS started
+       (SELECT coalesce(sum(p.issued), 0) FROM trinity.task_pass p WHERE p.run_id = %(run_id)s)::bigint AS started
 FROM trinity.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.state IN ('open', 'complete', 'ready', 'leased')
   AND g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
 
 -- name: count_explored
--- How many groups a run has started, and whether one of them is still being explored or was abandoned.
-SELECT coalesce((SELECT sum(p.issued) FROM trinity.task_pass p WHERE p.run_id = %(run_id)s),
-                (SELECT sum(s.issued) FROM trinity.task_stat s WHERE s.run_id = %(run_id)s), 0)::bigint AS started,
+-- Number of groups that a run has started, and whether any is still in exploration or abandoned.
+SELECT (SELECT coalesce(sum(p.issued), 0) FROM trinity.task_pass p WHERE p.run_id = %(run_id)s)::bigint AS started,
        EXISTS (SELECT FROM trinity.rollout_group g
                WHERE g.run_id = %(run_id)s AND g.state = 'open'
                  AND g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)) AS open
 
 -- name: claim_abandoned_groups
--- Takes over groups whose explorer is gone, oldest first, and skips those that another explorer takes right now. A
--- member is missing as long as its only rollouts were refused. Spare members have the last numbers. A group whose missing
--- members are all parked waits until one of them may go on; `parked` are those that may.
+-- Takes over groups whose explorer is gone, oldest first; skips groups that another explorer is claiming. A member is
+-- missing if its only rollouts were refused. Spare members have the highest numbers. A group whose missing members
+-- are all parked waits until one of them may resume; `parked` lists the members that may.
 WITH live AS MATERIALIZED (
     SELECT f.floor, trinity.oldest_within(%(run_id)s, %(version)s, %(max_staleness)s) AS oldest
     FROM trinity.floor_of(%(run_id)s) f
@@ -71,8 +68,8 @@ CROSS JOIN LATERAL (
 ORDER BY c.id
 
 -- name: start_groups
--- Starts a group for each of these tasks. It counts the issue in the same transaction as the place in the pass moves, so
--- that a resumed run goes on exactly here. Every statement locks counts of tasks in the order of their ids.
+-- Starts a group for each of these tasks. Counts the issue in the transaction that moves the pass, so a resumed run
+-- continues at the exact position. Locks counts of tasks in order of id, like every statement.
 WITH picked AS MATERIALIZED (
     SELECT n.id, n.place FROM unnest(%(task_ids)s::bigint[]) WITH ORDINALITY AS n (id, place)
 ),
@@ -93,96 +90,99 @@ JOIN trinity.task t ON t.id = s.task_id
 ORDER BY s.id
 
 -- name: hold_groups
--- Locks the groups of a write, in the order of their ids. Only a later statement sees for certain which workers hold
--- them and what is stored of them. A late write that is repeated also waits here for its first try.
+-- Locks the groups of a write in order of id. Only a later statement sees reliably which workers hold them and what
+-- is stored. A repeated late write also waits here for its first try.
 SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER BY g.id FOR NO KEY UPDATE
 
 -- name: find_complete_groups
--- Those of some groups that have all their members, so that attempts at spare ones need not go on.
+-- The complete groups among the given ones, so that attempts at spare members can stop.
 SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) AND g.completed_at IS NOT NULL
 
 -- name: write_rollouts
--- Writes rollouts with their first steps, under the lock of their groups. A rollout that is already stored stays as it
--- is. A rollout of a worker that lost its group is refused, but kept. The last member completes its group and ends the
--- lease. Rollouts beyond the expected ones are spare: refused too, and kept. Rows of an evaluation are judged as they
--- are: no clean step drops one. Returns how many of the rollouts are refused, now or before, how many of these are
--- spare, and how many rollouts belong to a group that exists.
--- One statement writes a rollout with its row, text and arrays: the policies of roles.sql allow an explorer no other way.
+-- Writes rollouts with their first steps, under the lock of their groups. A stored rollout is unchanged. A rollout of
+-- a worker that lost its group is refused, but kept. The last member completes its group and ends the lease. Surplus
+-- rollouts are spare: refused, too, and kept. Rows of an evaluation skip the clean steps, so that none is dropped.
+-- Returns the number of refused rollouts (now or before), how many of them are spare, and the number of rollouts
+-- whose group exists. One statement writes a rollout with its row, text and arrays: the policies of roles.sql allow
+-- explorers no other way. docs/how-it-works/long-statements.md explains each step.
 WITH given AS MATERIALIZED (
     SELECT m.*, r.state AS known,
         (g.state IN ('open', 'evaluating') AND g.worker_id = %(worker_id)s AND g.attempt = m.attempt) IS TRUE AS is_held,
         g.attempt = m.attempt AND (g.completed_at IS NOT NULL OR g.worker_id = %(worker_id)s) AS is_own,
-        g.expected - g.arrived - g.failed AS room, g.evaluation_id IS NOT NULL AS is_evaluated
+        g.expected - g.arrived - g.failed AS room, g.evaluation_id IS NOT NULL AS is_eval
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[],
-            %(finish_reasons)b::text[], %(errors)b::text[], %(oldest)b::integer[], %(newest)b::integer[],
+            %(reasons)b::text[], %(errors)b::text[], %(oldest)b::integer[], %(newest)b::integer[],
             %(started_at)b::timestamptz[], %(finished_at)b::timestamptz[],
-            %(prompt_lengths)b::integer[], %(response_lengths)b::integer[], %(greedy)b::bool[]) WITH ORDINALITY
-        AS m (group_id, attempt, ordinal, finish_reason, error, version_min, version_max, started_at, finished_at,
-            prompt_length, response_length, greedy, position)
+            %(prompt_lengths)b::integer[], %(response_lengths)b::integer[], %(greedy)b::bool[], %(outputs)b::text[])
+        WITH ORDINALITY
+        m (group_id, attempt, ordinal, finish_reason, error, version_min, version_max, started_at, finished_at,
+            prompt_length, response_length, greedy, output, nth)
     JOIN trinity.rollout_group g ON g.id = group_id
     LEFT JOIN trinity.rollout r ON r.group_id = m.group_id AND r.ordinal = m.ordinal AND r.attempt = m.attempt
 ),
 new AS MATERIALIZED (
     SELECT n.*, nextval('trinity.rollout_id_seq') AS rollout_id,
         CASE WHEN error IS NULL THEN nextval('trinity.experience_id_seq') END AS id
-    FROM (SELECT *, is_held AND row_number() OVER (PARTITION BY group_id, is_held ORDER BY position) <= room
+    FROM (SELECT *, is_held AND row_number() OVER (PARTITION BY group_id, is_held ORDER BY nth) <= room
               AS is_in
-          FROM given WHERE known IS NULL ORDER BY position) n
+          FROM given WHERE known IS NULL ORDER BY nth) n
 ),
 rollouts AS (
-    INSERT INTO trinity.rollout (id, run_id, group_id, ordinal, attempt, greedy, state, finish_reason, error, worker_id,
-        version_min, version_max, started_at, finished_at)
+    INSERT INTO trinity.rollout (id, run_id, group_id, ordinal, attempt, greedy, state, finish_reason, error, output,
+        worker_id, version_min, version_max, started_at, finished_at)
     SELECT rollout_id, %(run_id)s, group_id, ordinal, attempt, greedy,
         CASE WHEN NOT is_in THEN 'refused' WHEN error IS NULL THEN 'finished' ELSE 'failed' END::trinity.rollout_state,
         CASE WHEN is_in THEN finish_reason WHEN is_own THEN 'spare' ELSE coalesce(error, finish_reason) END,
         CASE WHEN is_in THEN error END,
-        %(worker_id)s, version_min, version_max, started_at, finished_at
+        output, %(worker_id)s, version_min, version_max, started_at, finished_at
     FROM new
 ),
 fresh AS (
     INSERT INTO trinity.experience (id, run_id, group_id, rollout_id, state, held_out, version_min, version_max,
         prompt_length, response_length)
     SELECT id, %(run_id)s, group_id, rollout_id,
-        CASE WHEN NOT is_in THEN 'dropped' WHEN is_evaluated THEN 'clean' ELSE 'raw' END::trinity.experience_state,
-        is_evaluated, version_min, version_max, prompt_length, response_length
+        CASE WHEN NOT is_in THEN 'dropped' WHEN is_eval THEN 'clean' ELSE 'raw' END::trinity.experience_state,
+        is_eval, version_min, version_max, prompt_length, response_length
     FROM new WHERE id IS NOT NULL
 ),
 texts AS (
-    INSERT INTO trinity.experience_text (experience_id, prompt, response, messages, state)
-    SELECT id, prompt, response, messages, w.state
-    FROM unnest(%(prompts)b::text[], %(responses)b::text[], %(messages)b::jsonb[], %(states)b::text[]) WITH ORDINALITY
-        AS w (prompt, response, messages, state, position)
-    JOIN new USING (position) WHERE id IS NOT NULL
+    INSERT INTO trinity.experience_text (experience_id, prompt, response, messages, state, requests)
+    SELECT id, prompt, response, messages, state, requests
+    FROM unnest(%(prompts)b::text[], %(responses)b::text[], %(messages)b::jsonb[], %(states)b::text[],
+            %(requests)b::jsonb[]) WITH ORDINALITY
+        w (prompt, response, messages, state, requests, nth)
+    JOIN new USING (nth) WHERE id IS NOT NULL
 ),
 payloads AS (
     INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
     SELECT id, codec, prompt_length + response_length, data
-    FROM unnest(%(codecs)b::text[], %(payloads)b::bytea[]) WITH ORDINALITY AS w (codec, data, position)
-    JOIN new USING (position) WHERE id IS NOT NULL
+    FROM unnest(%(codecs)b::text[], %(payloads)b::bytea[]) WITH ORDINALITY w (codec, data, nth)
+    JOIN new USING (nth) WHERE id IS NOT NULL
 ),
 late AS (
     INSERT INTO trinity."drop" (run_id, experience_id, stage, reason)
     SELECT %(run_id)s, id, 'explore', CASE WHEN is_own THEN 'spare' ELSE 'late' END
-    FROM new WHERE NOT is_in AND NOT is_evaluated AND id IS NOT NULL
+    FROM new WHERE NOT is_in AND NOT is_eval AND id IS NOT NULL
 ),
 arrived AS (
     UPDATE trinity.rollout_group g
     SET arrived = g.arrived + m.arrived, failed = g.failed + m.failed,
-        version_min = least(version_min, oldest), version_max = greatest(version_max, newest),
+        version_min = least(version_min, low), version_max = greatest(version_max, high),
         state = CASE WHEN ended < room THEN g.state WHEN evaluation_id IS NULL THEN 'complete' ELSE 'evaluated' END,
         completed_at = CASE WHEN ended = room THEN now() END,
         worker_id = CASE WHEN ended < room THEN worker_id END
     FROM (SELECT group_id, room, count(id) AS arrived, count(error) AS failed, count(*) AS ended,
-            min(version_min) AS oldest, max(version_max) AS newest
+            min(version_min) AS low, max(version_max) AS high
         FROM new WHERE is_in GROUP BY group_id, room) m
     WHERE g.id = group_id
 )
 SELECT count(*) FILTER (WHERE refused) AS refused, count(*) FILTER (WHERE refused AND is_own) AS spare, count(*) AS known
-FROM (SELECT given.is_own, coalesce(NOT new.is_in, given.known = 'refused') AS refused
-      FROM given LEFT JOIN new USING (position)) w
+FROM (SELECT g.is_own, coalesce(NOT n.is_in, g.known = 'refused') AS refused
+      FROM given g LEFT JOIN new n USING (nth)) w
 
 -- name: write_given_back
--- Records attempts that did not begin, with the reason. A refused rollout makes no member, so theirs are still missing.
+-- Records attempts that did not begin, with the reason. A refused rollout is not a member, so these members stay
+-- missing.
 INSERT INTO trinity.rollout (run_id, group_id, ordinal, attempt, greedy, state, finish_reason, worker_id, started_at,
     finished_at)
 SELECT g.run_id, g.id, m.ordinal, m.attempt, m.greedy, 'refused', m.reason, %(worker_id)s, m.started_at, m.finished_at
@@ -193,15 +193,15 @@ JOIN trinity.rollout_group g ON g.id = m.group_id
 ON CONFLICT (group_id, ordinal, attempt) DO NOTHING
 
 -- name: give_back_groups
--- Ends the lease on groups, so that any explorer of the run claims them, this one too. The next claim raises their
--- attempt.
+-- Ends the lease on groups, so that any explorer of the run, including this one, may claim them. The next claim
+-- increments their attempt.
 UPDATE trinity.rollout_group g SET worker_id = NULL
 WHERE g.id = ANY(%(group_ids)s) AND g.worker_id = %(worker_id)s AND g.state IN ('open', 'evaluating')
 
 -- name: write_steps
--- Writes the further steps of attempts whose first step write_rollouts wrote in the same transaction. They are raw, or
--- late or spare where the rollout was refused. A step that is already stored stays as it is. Steps of one attempt may be of
--- several policy versions.
+-- Writes the further steps of attempts whose first step write_rollouts wrote in the same transaction. They are raw,
+-- or late or spare if the rollout was refused. Stored steps are unchanged. Steps of one attempt may be from different
+-- policy versions. several policy versions.
 WITH given AS MATERIALIZED (
     SELECT w.*, r.id AS rollout_id, r.run_id, r.state = 'finished' AS is_held,
         r.finish_reason = 'spare' AS is_spare,
@@ -209,9 +209,9 @@ WITH given AS MATERIALIZED (
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[], %(steps)b::smallint[],
             %(prompts)b::text[], %(responses)b::text[], %(states)b::text[], %(codecs)b::text[], %(payloads)b::bytea[],
             %(prompt_lengths)b::integer[], %(response_lengths)b::integer[], %(oldest)b::integer[],
-            %(newest)b::integer[]) WITH ORDINALITY
+            %(newest)b::integer[], %(requests)b::jsonb[]) WITH ORDINALITY
         AS w (group_id, attempt, ordinal, step, prompt, response, environment, codec, data, prompt_length, response_length,
-            version_min, version_max, position)
+            version_min, version_max, requests, position)
     JOIN trinity.rollout r ON r.group_id = w.group_id AND r.ordinal = w.ordinal AND r.attempt = w.attempt
     WHERE NOT EXISTS (SELECT FROM trinity.experience e
                       WHERE e.rollout_id = r.id AND e.step = w.step AND e.run_id = r.run_id)
@@ -228,8 +228,8 @@ fresh AS (
     FROM new
 ),
 texts AS (
-    INSERT INTO trinity.experience_text (experience_id, prompt, response, state)
-    SELECT id, prompt, response, environment FROM new
+    INSERT INTO trinity.experience_text (experience_id, prompt, response, state, requests)
+    SELECT id, prompt, response, environment, requests FROM new
 ),
 payloads AS (
     INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
@@ -252,8 +252,8 @@ FROM (SELECT group_id, min(version_min) AS oldest, max(version_max) AS newest FR
 WHERE g.id = n.group_id AND (n.oldest < g.version_min OR n.newest > g.version_max)
 
 -- name: reward_steps
--- Records the rewards that a workflow gave to steps, which this transaction or an earlier try of it wrote, under their
--- names. A step has all of its rewards or none, so none is recorded twice.
+-- Records, by name, the workflow's rewards for steps written in this transaction or an earlier try of it. A step has
+-- either all of its rewards or none, so none is recorded twice.
 WITH given AS MATERIALIZED (
     SELECT e.id, e.run_id, w.name, w.value
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[], %(steps)b::smallint[],

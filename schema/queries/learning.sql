@@ -1,5 +1,5 @@
 -- name: learning_runs
--- The runs with a living worker, or the one with this id unless its work is done.
+-- The runs with a live worker, or the run with this id unless it is finished.
 SELECT r.id, r.name AS run
 FROM trinity.run r
 WHERE r.kind = 'train'
@@ -8,11 +8,11 @@ WHERE r.kind = 'train'
 ORDER BY r.id
 
 -- name: learning_groups
--- Of each run with a living worker, or of the one with this id, its newest :groups judged rollout groups, of active
--- runs among the newest :depth of the store, so that runs that rest cost little: how many have two rewards or more and
--- all of them equal, in how many of these every attempt solved its task (processors.group.solved_reward), how many were
--- not dropped, how many of these have no reward, and which mean reward most of the equal ones that are not solved have.
--- `is_scored` says whether the run has steps that give rewards.
+-- For each run with a live worker, or the run with this id, statistics of its newest :groups judged rollout groups.
+-- To keep inactive runs cheap, they are taken from groups of active runs among the newest :depth of the store. Counts
+-- groups with at least two rewards that are all equal, those of them in which every attempt solved its task
+-- (processors.group.solved_reward), groups not dropped, and those of them without rewards; also the most common mean
+-- reward of the unsolved groups with equal rewards. `is_scored`: whether the run has steps that give rewards.
 SELECT r.name AS run, coalesce(jsonb_array_length(nullif(r.config #> '{processors,score}', 'null')), 0) > 0 AS is_scored,
        g.*
 FROM trinity.run r
@@ -23,7 +23,7 @@ CROSS JOIN LATERAL (
            mode() WITHIN GROUP (ORDER BY n.reward_mean) FILTER (WHERE n.is_equal AND NOT n.is_solved) AS reward
     FROM (SELECT g.reward_count, g.reward_mean, g.state <> 'dropped' AS is_kept,
                  g.reward_count >= 2 AND g.reward_variance < 1e-12 AS is_equal,
-                 -- A mean of equal rewards may be smaller than they are by the last digits.
+                 -- By rounding, the mean of equal rewards may be slightly below them.
                  g.reward_mean + 1e-9 >= coalesce((r.config #>> '{processors,group,solved_reward}')::float8, 1) AS is_solved
           FROM trinity.rollout_group g
           WHERE g.run_id = r.id AND g.state IN ('ready', 'leased', 'trained', 'dropped')
@@ -37,8 +37,8 @@ WHERE r.kind = 'train' AND r.draws = 'groups'
 ORDER BY r.id
 
 -- name: learning_drops
--- Of each run with a living worker, or of the one with this id, the newest :rows rows of the groups that
--- learning_groups looks at, by the reason for which they were dropped or expired; NULL for those that were kept.
+-- For each run with a live worker, or the run with this id, the newest :rows rows of the groups in learning_groups,
+-- by the reason why they were dropped or expired; NULL for kept rows.
 SELECT r.name AS run, e.reason, count(*) AS rows
 FROM trinity.run r
 CROSS JOIN LATERAL (
@@ -63,8 +63,8 @@ GROUP BY r.id, r.name, e.reason
 ORDER BY r.id, rows DESC, e.reason
 
 -- name: learning_cleaned
--- Of each active run, or of the one with this id, the newest :rows rows of the groups that learning_groups looks at, by
--- the reason for which a clean step dropped them; NULL for all others. Rows that wait to be cleaned do not count.
+-- For each active run, or the run with this id, the newest :rows rows of the groups in learning_groups, by the reason
+-- why a clean step dropped them; NULL for all others. Rows that wait to be cleaned do not count.
 SELECT r.name AS run, e.reason, count(*) AS rows
 FROM trinity.run r
 CROSS JOIN LATERAL (
@@ -86,8 +86,8 @@ GROUP BY r.id, r.name, e.reason
 ORDER BY r.id, rows DESC, e.reason
 
 -- name: learning_attempts
--- Of each run with a living worker, or of the one with this id, how many of the newest :attempts attempts of its newest
--- :groups explored groups failed, with the group and the error of the last one that did; :depth as in learning_groups.
+-- For each run with a live worker, or the run with this id, how many of the newest :attempts attempts of its newest
+-- :groups explored groups failed, with the group and error of the last failure; :depth as in learning_groups.
 SELECT r.name AS run, m.*
 FROM trinity.run r
 CROSS JOIN LATERAL (
@@ -109,8 +109,8 @@ WHERE r.kind = 'train'
 ORDER BY r.id
 
 -- name: learning_metric
--- Of each run with a living worker, or of the one with this id, the mean of a metric over its first and over its last
--- :steps steps; no row for a run that has not measured it in twice as many.
+-- For each run with a live worker, or the run with this id, the mean of a metric over its first and its last :steps
+-- steps; no row for a run with fewer than twice as many measurements.
 SELECT r.name AS run, first.value AS first, last.value AS last, last.step
 FROM trinity.run r
 CROSS JOIN LATERAL (
@@ -124,6 +124,38 @@ CROSS JOIN LATERAL (
           WHERE m.run_id = r.id AND m.name = %(name)s ORDER BY m.step DESC, m.id DESC LIMIT %(steps)s) n
 ) last
 WHERE r.kind = 'train' AND last.first_step > first.step
+  AND CASE WHEN %(run_id)s::bigint IS NULL THEN r.id IN (SELECT v.id FROM trinity.run_view v WHERE v.status = 'active')
+           ELSE r.id = %(run_id)s END
+ORDER BY r.id
+
+-- name: learning_falls
+-- For each online run with a live worker, or the run with this id, the mean reward over :steps consecutive steps: the
+-- first, the best, with the step at its end, and the last, with its highest reward; among its newest :depth steps since
+-- its last change of settings. `error` is the standard error of such a mean, from the differences between consecutive
+-- steps. No row for a run with fewer than twice as many steps, or one that chooses tasks by difficulty. For a repeated
+-- step the last measurement counts.
+SELECT r.name AS run, f.*
+FROM trinity.run r
+CROSS JOIN LATERAL (
+    SELECT (array_agg(w.mean ORDER BY w.step))[1] AS first, max(w.mean) AS best,
+           (array_agg(w.step ORDER BY w.mean DESC, w.step))[1] AS best_step,
+           (array_agg(w.mean ORDER BY w.step DESC))[1] AS last, max(w.step) AS step,
+           (array_agg(w.highest ORDER BY w.step DESC))[1] AS highest,
+           sqrt(avg(w.change ^ 2) / 2 / %(steps)s) AS error
+    FROM (SELECT n.step, n.value - lag(n.value) OVER (ORDER BY n.step) AS change,
+                 avg(n.value) OVER recent AS mean, max(n.value) OVER recent AS highest,
+                 count(*) OVER recent AS steps
+          FROM (SELECT DISTINCT ON (m.step) m.step, m.value
+                FROM trinity.metric m
+                WHERE m.run_id = r.id AND m.name = 'reward' AND m.role = 'train'
+                  AND m.created_at >= (SELECT max(s.created_at) FROM trinity.run_setting s WHERE s.run_id = r.id)
+                ORDER BY m.step DESC, m.id DESC LIMIT %(depth)s) n
+          WINDOW recent AS (ORDER BY n.step ROWS BETWEEN %(steps)s - 1 PRECEDING AND CURRENT ROW)) w
+    WHERE w.steps = %(steps)s
+    HAVING count(*) > %(steps)s
+) f
+WHERE r.kind = 'train' AND r.draws = 'groups' AND r.config ->> 'taskset' IS NOT NULL
+  AND coalesce(r.config #>> '{explorer,tasks,name}', 'shuffled') IN ('shuffled', 'sequential')
   AND CASE WHEN %(run_id)s::bigint IS NULL THEN r.id IN (SELECT v.id FROM trinity.run_view v WHERE v.status = 'active')
            ELSE r.id = %(run_id)s END
 ORDER BY r.id

@@ -1,7 +1,7 @@
 -- name: record_metrics
--- Writes metrics. All writers of a run's metrics share one lock, which each takes before its first id. No writer waits
--- for it: it only shows that there are ids whose rows cannot be seen yet (see metrics_in_flight). If another login
--- holds the key exclusively, the metrics are written without the lock, and a sink may miss them.
+-- Writes metrics. All writers of a run's metrics share one lock, taken before their first id. No writer waits for it:
+-- it only indicates ids whose rows are not visible yet (see metrics_in_flight). If another login holds the key
+-- exclusively, the metrics are written without the lock, and a sink may miss them.
 WITH writing AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock_shared(hashtextextended('trinity metrics', %(run_id)s)) AS is_locked
 )
@@ -10,21 +10,20 @@ SELECT %(run_id)s, %(role)s, %(step)s, m.name, m.value
 FROM writing CROSS JOIN unnest(%(names)s::text[], %(values)s::double precision[]) AS m (name, value)
 
 -- name: last_metrics
--- What was written last under each of these names for a step.
+-- The last written value of each of these metrics for a step.
 SELECT DISTINCT ON (m.name) m.name, m.value
 FROM trinity.metric m
 WHERE m.run_id = %(run_id)s AND m.name = ANY(%(names)s::text[]) AND m.step = %(step)s
 ORDER BY m.name, m.id DESC
 
 -- name: last_metric_id
--- The highest id that was given out, even if its row cannot be seen yet or never will be.
+-- The highest assigned id, even if its row is not visible yet or never will be.
 SELECT s.last_value AS id FROM trinity.metric_id_seq s
 
 -- name: metrics_in_flight
--- Whether a session is writing metrics of the run right now. It is asked after last_metric_id, in a statement of its
--- own. If no session is, every writer that took an id up to that one has ended, and later statements see all rows up
--- to it that there will ever be. Any login can take the lock, so sessions of logins that may not write metrics do not
--- count.
+-- Whether a session is writing metrics of the run. Run it after last_metric_id, as a separate statement. If none is,
+-- all writers with lower or equal ids have ended, and later statements see every row up to it. Any login can take the
+-- lock, so sessions whose logins may not write metrics are ignored.
 SELECT EXISTS (
     SELECT FROM pg_locks l
     JOIN pg_stat_activity a ON a.pid = l.pid AND has_table_privilege(a.usesysid, 'trinity.metric', 'INSERT')
@@ -34,7 +33,7 @@ SELECT EXISTS (
 ) AS is_so
 
 -- name: read_metrics
--- Metrics of a run between two ids, in their order.
+-- Metrics of a run with ids in (:after, :upto], in order.
 SELECT m.id, m.role, m.step, m.name, m.value, m.created_at
 FROM trinity.metric m
 WHERE m.run_id = %(run_id)s AND m.id > %(after)s AND m.id <= %(upto)s
@@ -42,14 +41,14 @@ ORDER BY m.id
 LIMIT %(limit)s
 
 -- name: measure_batch
--- What only the store knows of a batch's rollouts: the share that ended by its length, and for each name of a reward
--- event about them or their steps the mean and the deviation of the latest values, without weights.
+-- Facts about a batch's rollouts: the share that reached the length limit, and for each name of a reward event about
+-- them or their steps the mean and deviation of the latest values, unweighted.
 WITH item AS MATERIALIZED (
     SELECT e.id, e.rollout_id
     FROM trinity.batch_item i
     JOIN trinity.experience e ON e.id = i.experience_id
-    JOIN trinity.rollout_group g ON g.id = e.group_id AND g.run_id = e.run_id -- of no expert row
-    WHERE i.batch_id = %(batch_id)s AND i.weight > 0 -- what is only compared with has none
+    JOIN trinity.rollout_group g ON g.id = e.group_id AND g.run_id = e.run_id -- excludes expert rows
+    WHERE i.batch_id = %(batch_id)s AND i.weight > 0 -- 0: sampled only as a baseline
 ),
 attempt AS MATERIALIZED (
     SELECT DISTINCT item.rollout_id AS id FROM item

@@ -1,6 +1,6 @@
 -- name: count_rows
--- How many rows the training uses, by uses so far. Rows without tokens count: they get tokens, or are dropped. The
--- rule is that of experience.place.
+-- Number of rows in the whole training, by uses so far. Rows without tokens count: they get tokens, or are dropped.
+-- The rule is that of experience.place.
 SELECT e.use_count AS uses, count(*) AS rows
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND e.seed IS NOT NULL
@@ -8,8 +8,8 @@ WHERE e.run_id = %(run_id)s AND e.state IN ('ready', 'leased', 'trained') AND e.
 GROUP BY e.use_count
 
 -- name: fit_rows_to_epochs
--- Adapts some rows of an offline run to another number of epochs: those with uses left become ready, those without
--- become trained. The run's trainer repeats it at its start until no row is left to change.
+-- Adapts up to :limit rows of an offline run to another number of epochs: rows with uses left become ready, others
+-- trained. The run's trainer repeats it at its start until no rows change.
 UPDATE trinity.experience e
 SET state = CASE WHEN e.state = 'ready' THEN 'trained' ELSE 'ready' END::trinity.experience_state
 WHERE e.id IN (SELECT f.id FROM trinity.experience f
@@ -18,7 +18,7 @@ WHERE e.id IN (SELECT f.id FROM trinity.experience f
                LIMIT %(limit)s)
 
 -- name: fit_groups_to_epochs
--- Adapts adopted groups with their rows to another number of epochs, as fit_rows_to_epochs does rows.
+-- Adapts adopted groups and their rows to another number of epochs, like fit_rows_to_epochs.
 WITH fitted AS (
     UPDATE trinity.rollout_group g
     SET state = CASE WHEN g.state = 'ready' THEN 'trained' ELSE 'ready' END::trinity.group_state
@@ -36,14 +36,14 @@ members AS (
 SELECT id FROM fitted
 
 -- name: count_groups
+-- Number of adopted groups in the whole training, by uses so far.
 SELECT g.use_count AS uses, count(*) AS rows
 FROM trinity.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.seed IS NOT NULL AND g.state IN ('ready', 'leased', 'trained')
 GROUP BY g.use_count
 
 -- name: seed_groups
--- Lets adopted groups into passes once all their rows have tokens, or drops them where the model could not take so many
--- that too few attempts are left.
+-- Adds adopted groups to passes once all their rows have tokens, or drops them if too few attempts fit the model.
 WITH fresh AS MATERIALIZED (
     SELECT g.id,
            (SELECT count(DISTINCT e.rollout_id) FROM trinity.experience e
@@ -78,18 +78,17 @@ members AS (
 SELECT d.id FROM decided d
 
 -- name: count_unsampled
--- Rows of adopted groups without the log-probabilities of a policy. The first byte of their arrays says that nothing
--- follows the mask; in the codecs packed-1 to packed-3 the arrays are as long as tokens and mask alone.
+-- Rows of adopted groups without log-probabilities of a policy. The first byte of their arrays indicates that nothing
+-- follows the mask.
 SELECT count(*) AS rows
 FROM trinity.rollout_group g
 JOIN trinity.experience e ON e.group_id = g.id AND (e.state = 'ready') IS TRUE
 JOIN trinity.payload p ON p.experience_id = e.id
 WHERE g.run_id = %(run_id)s AND g.source_id IS NOT NULL AND g.state = 'ready'
-  AND CASE p.codec WHEN 'compact-1' THEN get_byte(substring(p.data FOR 1), 0) = 0
-                   ELSE octet_length(p.data) = 5 * p.num_tokens END
+  AND get_byte(substring(p.data FOR 1), 0) = 0
 
 -- name: fit_pairs_to_epochs
--- Adapts pairs to another number of epochs, as fit_rows_to_epochs does rows.
+-- Adapts pairs to another number of epochs, like fit_rows_to_epochs.
 UPDATE trinity.preference p
 SET state = CASE WHEN p.state = 'ready' THEN 'trained' ELSE 'ready' END::trinity.experience_state
 WHERE p.id IN (SELECT f.id FROM trinity.preference f
@@ -98,14 +97,15 @@ WHERE p.id IN (SELECT f.id FROM trinity.preference f
                LIMIT %(limit)s)
 
 -- name: count_unlabelled
--- Rows of a run that learns from labels that have no reward, and so no label.
+-- Number of rows without a reward, and therefore without a label, in a run that learns from labels.
 SELECT count(*) AS rows
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.is_offered AND e.draws_labels AND e.reward IS NULL
 
 -- name: count_pairs
--- How many pairs the training uses, by uses so far. The rule is that of draw_pairs: a pair that people contradict has no
--- seed, and a pair that they uphold counts whatever its rewards are. Pairs of rows without tokens count too.
+-- Number of pairs in the whole training, by uses so far. The rule is that of draw_pairs: a pair contradicted by
+-- people has no seed, and a pair upheld by people counts whatever its rewards. Pairs of rows without tokens count,
+-- too.
 SELECT p.use_count AS uses, count(*) AS rows
 FROM trinity.preference p
 JOIN trinity.experience chosen ON chosen.id = p.chosen_id
@@ -115,7 +115,7 @@ WHERE p.run_id = %(run_id)s AND p.state IN ('ready', 'leased', 'trained') AND p.
 GROUP BY p.use_count
 
 -- name: held_out_rows
--- Rows that are kept for evaluation, by the rules of those that are drawn.
+-- Held-out rows, by the rules for drawn rows.
 SELECT e.id, e.reward
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.is_offered AND e.held_out AND e.prompt_length IS NOT NULL
@@ -125,8 +125,8 @@ ORDER BY e.id
 LIMIT %(limit)s
 
 -- name: held_out_pairs
--- The rows of pairs that are kept for evaluation, the chosen row of each pair, then the rejected one. As in draw_pairs, a
--- pair that people contradict is left out, and so is a pair that its rewards contradict, unless people uphold it.
+-- The rows of held-out pairs: the chosen row of each pair, then the rejected one. As in draw_pairs, pairs
+-- contradicted by people are left out, and pairs contradicted by their rewards unless people uphold them.
 SELECT e.id, e.reward
 FROM (SELECT p.id, p.chosen_id, p.rejected_id
       FROM trinity.preference p
@@ -143,8 +143,8 @@ JOIN trinity.experience e ON e.id = side.id
 ORDER BY pair.id, side.place
 
 -- name: unencoded_rows
--- Adopted rows that have no tokens yet. `traced` is the row that has tokens already, an imported trace or a row of another
--- run, and `temperature` that at which the other run sampled.
+-- Adopted rows without tokens. `traced`: the source row, if it has tokens (an imported trace, or a row of another
+-- run); `temperature`: the source run's sampling temperature.
 SELECT e.id, x.prompt, x.response, x.messages, x.tools, x.reply,
        (SELECT p.experience_id FROM trinity.payload p WHERE p.experience_id = e.source_id) AS traced,
        (r.config #>> '{explorer,temperature}')::float8 AS temperature
@@ -157,6 +157,7 @@ ORDER BY e.id
 LIMIT %(limit)s
 
 -- name: unencoded_sources
+-- Source runs of adopted rows without tokens, with their starting models; data sets are excluded.
 SELECT r.id, r.name, r.config -> 'model' AS model
 FROM trinity.run r
 WHERE r.kind = 'train'
@@ -165,6 +166,7 @@ WHERE r.kind = 'train'
 ORDER BY r.id
 
 -- name: count_unencoded
+-- Number of adopted rows without tokens.
 SELECT count(*) AS rows
 FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.is_offered AND e.prompt_length IS NULL
@@ -179,7 +181,7 @@ FROM unnest(%(ids)s::bigint[], %(prompt_lengths)s::integer[], %(response_lengths
 WHERE e.id = n.id
 
 -- name: insert_payloads
--- Stores arrays. They are immutable: a row that has some keeps them.
+-- Stores arrays. They are immutable: existing ones are unchanged.
 INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
 SELECT n.id, n.codec, n.num_tokens, n.data
 FROM unnest(%(ids)s::bigint[], %(codecs)s::text[], %(num_tokens)s::integer[], %(data)s::bytea[])
@@ -187,7 +189,7 @@ FROM unnest(%(ids)s::bigint[], %(codecs)s::text[], %(num_tokens)s::integer[], %(
 ON CONFLICT (experience_id) DO NOTHING
 
 -- name: drop_ready
--- Drops ready rows that do not fit the model. Other members of their groups may make pairs now.
+-- Drops ready rows that do not fit the model. The other members of their groups may form new pairs.
 WITH dropped AS (
     UPDATE trinity.experience e SET state = 'dropped' WHERE e.id = ANY(%(ids)s) AND (e.state = 'ready') IS TRUE
     RETURNING e.run_id, e.group_id
@@ -198,7 +200,7 @@ FROM dropped d JOIN trinity.run r ON r.id = d.run_id
 WHERE d.group_id IS NOT NULL AND r.derives_pairs
 
 -- name: drop_pairs_of
--- Drops the pairs of dropped rows: a pair needs both of its rows.
+-- Drops the pairs of dropped rows, since a pair needs both rows.
 WITH dropped AS (
     UPDATE trinity.preference p SET state = 'dropped'
     WHERE p.run_id = %(run_id)s AND (p.chosen_id = ANY(%(ids)s) OR p.rejected_id = ANY(%(ids)s)) AND p.state = 'ready'

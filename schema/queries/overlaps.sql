@@ -1,12 +1,12 @@
 -- name: tasks_after
--- The next tasks of a taskset after the id :after, by id.
+-- The next tasks of a taskset, by id after :after.
 SELECT t.id, t.payload FROM trinity.task t
 WHERE t.taskset_id = %(taskset_id)s AND t.id > %(after)s
 ORDER BY t.id
 LIMIT %(limit)s
 
 -- name: responses_after
--- The next responses of a run's own rows after the id :after, by id. Adopted rows share the text of their original.
+-- The next responses of a run's own rows, by id after :after. Adopted rows share the text of their source.
 SELECT e.id, x.response
 FROM trinity.experience e
 JOIN trinity.experience_text x ON x.experience_id = e.id
@@ -15,7 +15,7 @@ ORDER BY e.id
 LIMIT %(limit)s
 
 -- name: write_overlaps
--- Writes evidence. What was found before stays as it is, and what was deleted meanwhile is left out.
+-- Writes evidence. Existing evidence is unchanged, and rows deleted meanwhile are skipped.
 INSERT INTO trinity.overlap (task_id, of_task_id, experience_id, measure, share, text)
 SELECT n.task_id, n.of_task_id, n.experience_id, %(measure)s, n.share, n.text
 FROM unnest(%(task_ids)s::bigint[], %(of_task_ids)s::bigint[], %(experience_ids)s::bigint[], %(shares)s::float8[],
@@ -24,7 +24,7 @@ WHERE EXISTS (SELECT FROM trinity.task t WHERE t.id = n.task_id)
 ON CONFLICT (task_id, of_task_id, experience_id, measure) DO NOTHING
 
 -- name: strongest_overlaps
--- Evidence about the tasks of a taskset and the rows of a run, the largest shares first.
+-- Evidence about the tasks of a taskset and the rows of a run, largest shares first.
 SELECT o.experience_id AS experience, o.of_task_id AS task, o.task_id AS evaluated, o.measure, o.share, o.text
 FROM trinity.overlap o
 JOIN trinity.task b ON b.id = o.task_id AND b.taskset_id = %(with_id)s

@@ -1,6 +1,6 @@
 -- name: page_runs
--- How far each run is, by the numbers of its last committed step, and how many steps it is to make; NULL if its
--- configuration says none.
+-- Progress of each run: the numbers of its last committed step, and its configured number of steps; NULL if not
+-- configured.
 SELECT r.id AS run_id, b.step, b.reward, b.staleness,
        CASE WHEN jsonb_typeof(r.config #> '{trainer,steps}') = 'number'
             THEN (r.config #> '{trainer,steps}')::numeric END AS steps
@@ -14,11 +14,11 @@ LEFT JOIN LATERAL (
 ) b ON true
 
 -- name: page_run_names
--- What can be chosen as a filter: the runs and data sets, newest first.
+-- The choices of the run filter: runs and data sets, newest first.
 SELECT r.name FROM trinity.run r ORDER BY r.id DESC LIMIT 500
 
 -- name: page_sources
--- What a new run can learn from, newest first: tasksets, and data sets, whose prompts are in a taskset of the same name.
+-- Sources for a new run, newest first: tasksets, and data sets, whose prompts are in a taskset of the same name.
 (SELECT 'taskset' AS kind, s.name
  FROM trinity.taskset s
  WHERE EXISTS (SELECT FROM trinity.task t WHERE t.taskset_id = s.id)
@@ -28,8 +28,8 @@ UNION ALL
 (SELECT 'data', r.name FROM trinity.run r WHERE r.kind = 'data' AND r.deleting_at IS NULL ORDER BY r.id DESC LIMIT 500)
 
 -- name: page_curves
--- The metrics of a run's trainer with these names, at most :points of each, every one the mean over as many steps. Of a
--- step that was trained on again, the last measurement counts.
+-- Trainer metrics of a run with these names, at most :points each, every point the mean over the same number of
+-- steps. For a repeated step the last measurement counts.
 SELECT l.name, min(l.step) AS step, avg(l.value) AS value
 FROM (SELECT DISTINCT ON (m.name, m.step) m.name, m.step, m.value
       FROM trinity.metric m
@@ -41,8 +41,8 @@ GROUP BY l.name, l.step / w.width
 ORDER BY l.name, min(l.step)
 
 -- name: page_candidates
--- The newest :window experiences below :before that meet the conditions, NULL for one that is not made. A text and a
--- condition of a person are looked for in these alone, so that a page costs the same in a store of any size.
+-- The newest :window experiences below :before that meet the conditions; a condition is NULL if not used. Texts and a
+-- person's own condition are searched only among these, so a page costs the same in a store of any size.
 SELECT e.id
 FROM trinity.experience e
 WHERE (%(run_id)s::bigint IS NULL OR e.run_id = %(run_id)s)
@@ -63,12 +63,12 @@ ORDER BY e.id DESC
 LIMIT %(window)s
 
 -- name: page_condition_rows
--- Some experiences as experience_view has them. A condition on these columns says which of them a person wants to see.
+-- Some experiences as in experience_view. A person's own condition on these columns filters them.
 SELECT v.* FROM trinity.experience_view v WHERE v.id = ANY(%(ids)s::bigint[])
 
 -- name: page_experiences
--- The newest :limit of some experiences, of those with a text if :pattern is not NULL, with the beginning of their
--- question and of their response.
+-- The newest :limit of some experiences (if :pattern is not NULL, of those with a matching text), with the first
+-- characters of question and response.
 WITH found AS MATERIALIZED (
     SELECT e.id
     FROM trinity.experience e
@@ -100,8 +100,8 @@ JOIN trinity.taskset s ON s.id = t.taskset_id
 WHERE g.id = %(id)s
 
 -- name: page_group_rows
--- The experiences of groups, those of one policy version unless it is NULL, each with the beginning of its response, what
--- its reward is made of, why it was dropped, and the last batch that it was in.
+-- The experiences of groups (if not NULL, only of one policy version), each with the beginning of its response, the
+-- parts of its reward, the reason if it was dropped, and its last batch.
 SELECT e.id, e.group_id, e.state, e.step, e.reward, e.version_min, e.version_max, e.response_length, m.ordinal, m.greedy,
        m.model, m.finish_reason, left(x.response, 6000) AS response, length(x.response) AS characters, p.parts, d.reason,
        b.step AS batch_step, b.state AS used_state, b.advantage, b.staleness, b.included_version
@@ -126,8 +126,8 @@ ORDER BY e.group_id DESC, m.ordinal, e.step, e.id
 LIMIT %(limit)s
 
 -- name: page_group_failures
--- The attempts of a group that failed, with the beginning of the error.
-SELECT m.ordinal, m.attempt, left(m.error, 2000) AS error, m.finished_at
+-- The failed attempts of a group, with the beginning of the error and the end of the program's output.
+SELECT m.ordinal, m.attempt, left(m.error, 2000) AS error, right(m.output, 2000) AS output, m.finished_at
 FROM trinity.rollout m
 WHERE m.group_id = %(id)s AND m.state = 'failed'
 ORDER BY m.ordinal, m.attempt
@@ -143,7 +143,7 @@ ORDER BY o.step
 LIMIT %(limit)s
 
 -- name: page_catalogue
--- The store's tables and views that this login may read, views first, each with its columns and the comments on them.
+-- Tables and views that this login may read, views first, each with its columns and their comments.
 SELECT c.relname AS name, CASE c.relkind WHEN 'v' THEN 'view' ELSE 'table' END AS kind,
        coalesce(obj_description(c.oid, 'pg_class'), '') AS comment, a.columns
 FROM pg_class c
@@ -158,10 +158,11 @@ WHERE c.relnamespace = 'trinity'::regnamespace AND c.relkind IN ('r', 'p', 'v', 
 ORDER BY c.relkind IN ('v', 'm') DESC, c.relname
 
 -- name: page_tasks
--- The tasks that a run attempted, as task_stat counts them: :limit of them in the order :sort, below the place that :rank
--- and :below name, NULL for the first. Conditions are NULL where they are not made. A text is looked for in the prompts of
--- the first :window tasks that meet the others; `looked_at` says in how many, `last_rank` and `last_id` where they end.
--- Reward and version are of the :groups newest groups of a task. The difficulty is that of drop_view.
+-- The tasks that a run attempted, as counted in task_stat: :limit of them in the order :sort, below the position
+-- given as :rank and :below (NULL for the first page). Conditions are NULL if not used. A text is searched in the
+-- prompts of the first :window tasks that meet the other conditions; `looked_at` is their number, and `last_rank` and
+-- `last_id` are the position of the last one. Reward and version are those of a task's newest :groups groups. The
+-- difficulty is that of drop_view.
 WITH candidate AS MATERIALIZED (
     SELECT r.*
     FROM (SELECT f.*, CASE %(sort)s::text
@@ -214,14 +215,14 @@ LEFT JOIN (
 ORDER BY f.rank DESC, f.id DESC
 
 -- name: page_tasksets
--- The tasksets that a run asks tasks of.
+-- The tasksets that a run explores.
 SELECT s.name
 FROM trinity.task_pass p JOIN trinity.taskset s ON s.id = p.taskset_id
 WHERE p.run_id = %(run_id)s
 ORDER BY s.name
 
 -- name: page_task
--- A task as one run counts it, and the first and the last policy version that it was asked at, evaluations too.
+-- A task as counted for one run, with the first and last policy version that attempted it, including evaluations.
 SELECT t.id, t.key, t.payload, t.level, t.created_at, s.name AS taskset, f.issued, f.scored, f.solved, f.issued_at,
        CASE WHEN f.scored > 0 THEN width_bucket(f.beta / (f.alpha + f.beta), 0, 1, 4) END AS difficulty,
        g.first, g.last
@@ -233,10 +234,10 @@ CROSS JOIN LATERAL (SELECT min(g.version_min) AS first, max(g.version_min) AS la
 WHERE t.id = %(id)s
 
 -- name: page_task_versions
--- What each policy version earned at a task: of at most the :versions newest versions, and of each the :groups newest
--- groups, apart those for training and those of evaluations. An attempt is of the version that wrote its oldest token.
--- For training it is judged as task_stat counts it: its group was settled, and no step of it was lost before. In an
--- evaluation it is judged as evaluation_task_view says. Rewards are those of now.
+-- Rewards of each policy version at a task: for the newest :versions versions, and the newest :groups groups of each,
+-- separately for training and evaluation. An attempt belongs to the version of its oldest token. In training it
+-- counts as in task_stat: its group was settled, and no step of it was lost before. In an evaluation it counts as in
+-- evaluation_task_view. Rewards are the current ones.
 WITH grouped AS MATERIALIZED (
     SELECT n.id, n.state, n.evaluation_id
     FROM (SELECT g.id, g.state, g.evaluation_id, dense_rank() OVER (ORDER BY g.version_min DESC) AS age,
@@ -271,7 +272,7 @@ GROUP BY w.version
 ORDER BY 2 DESC, 1
 
 -- name: page_task_groups
--- The newest groups of a task with an attempt whose oldest token a policy version wrote.
+-- The newest groups of a task with an attempt whose oldest token is from a policy version.
 SELECT g.id
 FROM trinity.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.task_id = %(id)s AND %(version)s BETWEEN g.version_min AND g.version_max
@@ -280,8 +281,8 @@ ORDER BY g.id DESC
 LIMIT %(limit)s
 
 -- name: page_evaluations
--- The evaluations of a run, on one taskset unless :taskset is NULL, the newest versions first, below the evaluation
--- :before, NULL for the first. What they say is read one by one: it costs about 0.1 ms an attempt.
+-- The evaluations of a run (if :taskset is not NULL, on this taskset), newest versions first, below the evaluation
+-- :before (NULL for the first page). The results are read one evaluation at a time: about 0.1 ms per attempt.
 SELECT v.id, s.name AS taskset, v.version, v.samples, v.temperature, v.finished_at, v.error
 FROM trinity.evaluation v JOIN trinity.taskset s ON s.id = v.taskset_id
 WHERE v.run_id = %(run_id)s AND (%(taskset)s::text IS NULL OR s.name = %(taskset)s)
@@ -291,13 +292,13 @@ ORDER BY v.version DESC, v.id DESC
 LIMIT %(limit)s
 
 -- name: page_best_limits
--- The interval of best@k of an evaluation, which evaluation_view does not have.
+-- The interval of best@k of an evaluation, which is not in evaluation_view.
 SELECT a.best_low, a.best_high
 FROM trinity.evaluation v CROSS JOIN LATERAL trinity.evaluation_at(v.id, v.samples) a
 WHERE v.id = %(id)s
 
 -- name: page_evaluated
--- What a run was evaluated on: each taskset and number of attempts, with the first and the last version.
+-- The evaluations of a run by taskset and number of attempts, with the first and last version.
 SELECT s.name AS taskset, v.samples, min(v.version) AS first, max(v.version) AS last
 FROM trinity.evaluation v JOIN trinity.taskset s ON s.id = v.taskset_id
 WHERE v.run_id = %(run_id)s
@@ -305,8 +306,8 @@ GROUP BY s.name, v.samples
 ORDER BY s.name, v.samples
 
 -- name: page_evaluation_curves
--- What the evaluations of a run said when they ended, by version; the last one where a version has several of a name. The
--- :limit newest measurements count.
+-- Results of a run's evaluations when they ended, by version; if a version has several of one name, the last one.
+-- Only the newest :limit measurements.
 SELECT DISTINCT ON (m.name, p.version) m.name, p.version, m.value
 FROM (SELECT m.id, m.name, m.step, m.value FROM trinity.metric m
       WHERE m.run_id = %(run_id)s AND m.name = ANY(%(names)s::text[])
@@ -315,8 +316,8 @@ JOIN trinity.policy_version p ON p.run_id = %(run_id)s AND p.step = m.step
 ORDER BY m.name, p.version, m.id DESC
 
 -- name: page_evaluation_pairs
--- The evaluations that two versions of a run have alike: with the same settings, on the same taskset, on one unless
--- :taskset is NULL.
+-- Pairs of evaluations that two versions of a run have in common: with the same settings and taskset; only one
+-- taskset if :taskset is not NULL.
 SELECT a.id AS before, b.id AS after, s.name AS taskset, a.samples, a.temperature, a.max_new_tokens
 FROM trinity.evaluation a
 JOIN trinity.evaluation b ON b.run_id = a.run_id AND b.taskset_id = a.taskset_id AND b.samples = a.samples
@@ -328,7 +329,8 @@ ORDER BY s.name, a.id
 LIMIT %(limit)s
 
 -- name: page_evaluation_tasks
--- The tasks of an evaluation with what their attempts earned, in their order, behind the group :after, NULL for the first.
+-- The tasks of an evaluation with the rewards of their attempts, in order, after the group :after (NULL for the first
+-- page).
 SELECT w.group_id, w.judged, w.failed, w.solved, w.reward, w.best, t.id AS task_id,
        left(coalesce(t.payload ->> 'prompt', t.payload #>> '{messages,-1,content}'), 300) AS prompt
 FROM trinity.evaluation_task_view w

@@ -1,13 +1,13 @@
 -- name: read_payloads
--- Payloads as the database has them. Bytes in the archive are NULL here: `archive_row` names their row in the Lance
--- table. Pruned bytes are nowhere.
+-- Payloads as stored in the database. Archived bytes are NULL here: `archive_row` is their row in the Lance table.
+-- Pruned bytes no longer exist.
 SELECT p.experience_id, p.codec, p.num_tokens, p.data, p.archive_row, p.pruned_at
 FROM trinity.payload p
 WHERE p.experience_id = ANY(%(ids)s)
 
 -- name: rows_to_archive
--- Payloads whose bytes are in Postgres, with run, texts, reward and policy versions as they are now. An adopted row has
--- the text of its source.
+-- Payloads whose bytes are in Postgres, with run, texts, and current reward and policy versions. An adopted row has
+-- its source's text.
 SELECT p.experience_id, p.codec, p.num_tokens, p.data, r.name AS run, x.prompt, x.response, e.reward,
        e.version_min, e.version_max
 FROM trinity.payload p
@@ -17,9 +17,9 @@ LEFT JOIN trinity.experience_text x ON x.experience_id = coalesce(e.source_id, e
 WHERE p.experience_id = ANY(%(ids)s) AND p.data IS NOT NULL
 
 -- name: make_archive
--- Makes this store's archive of a run. A run has one archive for each store in which it was archived: this store's
--- own, and those of the stores that this one was copied from. The table's name begins with the run's, as far as Lance
--- takes its letters. No other store gives a Lance table this name, and this store gives it to no other run.
+-- Creates this store's archive of a run. A run has one archive per store in which it was archived: this store's
+-- archive, and the archives of stores from which this one was copied. The table's name begins with the run's name,
+-- restricted to letters that Lance accepts. It is unique across stores, and across the runs of this store.
 INSERT INTO trinity.archive (run_id, number, store, name)
 SELECT r.id, (SELECT coalesce(max(a.number) + 1, 0) FROM trinity.archive a WHERE a.run_id = r.id), %(store)s::uuid,
        format('%%s_%%s_%%s_%%s',
@@ -31,9 +31,9 @@ WHERE r.id = %(run_id)s
 ON CONFLICT DO NOTHING
 
 -- name: claim_archive
--- Makes a worker the one writer of this store's archive of a run, if there is no writer, or the writer is this worker
--- or gone. The attempt rises with each claim, so that later writes of an earlier writer change nothing. No row:
--- another worker writes.
+-- Makes a worker the only writer of this store's archive of a run, if it has no writer, or the writer is this
+-- worker or gone. Each claim increments the attempt, so late writes of an earlier writer change nothing. No row:
+-- another worker is the writer.
 UPDATE trinity.archive a SET worker_id = %(worker_id)s, attempt = a.attempt + 1
 WHERE a.run_id = %(run_id)s AND a.store = %(store)s
   AND (a.worker_id IS NULL OR a.worker_id = %(worker_id)s
@@ -44,16 +44,16 @@ WHERE a.run_id = %(run_id)s AND a.store = %(store)s
 RETURNING a.number, a.name, a.attempt, a.num_rows
 
 -- name: hold_archive
--- Lets no other worker become the writer before this transaction ends. It also waits for the worker's own transactions
--- whose end the worker did not hear. No row if another worker is the writer.
+-- Locks the archive: no other worker can become the writer until this transaction ends. It also waits for the
+-- worker's own transactions with unknown outcome. No row if another worker is the writer.
 SELECT a.num_rows FROM trinity.archive a
 WHERE a.run_id = %(run_id)s AND a.store = %(store)s AND a.worker_id = %(worker_id)s AND a.attempt = %(attempt)s
 FOR NO KEY UPDATE
 
 -- name: archivable_payloads
--- Payloads that may be archived, by id: those of rows that are done with and, in a finished run, those of ready and
--- scored rows, since no step will draw them. Rows of evaluations stay in Postgres. The sizes come from the rows'
--- headers, and the bytes are not read.
+-- Payloads that may be archived, by id: those of finished rows and, in a finished run, those of ready and scored
+-- rows, which no step will draw. Rows of evaluations stay in Postgres. Sizes come from row headers; the bytes are not
+-- read.
 SELECT e.id, octet_length(p.data) AS bytes
 FROM trinity.experience e
 JOIN trinity.payload p ON p.experience_id = e.id
@@ -64,9 +64,9 @@ ORDER BY e.id
 LIMIT %(limit)s
 
 -- name: archive_floor
--- The lowest id, from the floor before on, of a row whose payload is in Postgres or has yet to be written. It passes
--- over rows of evaluations, and over adopted rows beside rollout groups: they are done with when the run is, and
--- then all rows are looked at again.
+-- The lowest id, from the previous floor, of a row whose payload is in Postgres or still to be written. It skips
+-- evaluation rows, and adopted rows drawn next to rollout groups: these finish with the run, and then all rows are
+-- examined again.
 SELECT e.id
 FROM trinity.experience e
 LEFT JOIN trinity.payload p ON p.experience_id = e.id
@@ -78,14 +78,15 @@ ORDER BY e.id
 LIMIT 1
 
 -- name: archive_payloads
--- Deletes bytes here that were written to Lance, flushed and read back; from now on they are read there. A payload
--- that is archived already stays as it is, and so does that of a row that processors judge again since it was chosen.
+-- Deletes bytes that were written to Lance, flushed and verified; from now on they are read there. Skips payloads
+-- that are archived already, and those of rows returned to the processors since they were chosen.
 UPDATE trinity.payload p SET data = NULL, archive_row = n.archive_row, archive_number = %(number)s
 FROM unnest(%(ids)s::bigint[], %(archive_rows)s::bigint[]) AS n (id, archive_row)
 JOIN trinity.experience e ON e.id = n.id AND e.state NOT IN ('raw', 'clean')
 WHERE p.experience_id = n.id AND p.data IS NOT NULL
 
 -- name: count_archived
+-- Adds archived rows and bytes to the archive's counts.
 UPDATE trinity.archive a SET num_rows = a.num_rows + %(rows)s, num_bytes = a.num_bytes + %(bytes)s
 WHERE a.run_id = %(run_id)s AND a.number = %(number)s
 
@@ -98,7 +99,7 @@ LEFT JOIN trinity.payload p ON p.experience_id = n.id AND p.archive_row = n.arch
 WHERE p.experience_id IS NULL
 
 -- name: archived_payloads
--- Which Lance table has which of these payloads; NULL if the store does not know the table.
+-- Which Lance table contains which of these payloads; NULL if the store does not know the table.
 SELECT a.name, array_agg(e.id ORDER BY e.id) AS ids
 FROM trinity.payload p
 JOIN trinity.experience e ON e.id = p.experience_id

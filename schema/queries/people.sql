@@ -1,6 +1,7 @@
 -- name: people_queues
--- The newest runs and data sets, each with how many rows and pairs wait for verdicts, without rows that will not be
--- trained on, and how many rows an active run waits for that people were not asked about yet. Each counts up to :limit.
+-- The newest runs and data sets, each with the number of rows and pairs waiting for verdicts (without rows that will
+-- not be trained on), and of rows that an active run waits for and that are not queued yet. Each count stops at
+-- :limit.
 SELECT r.name AS run, r.kind, q.rows, p.pairs, coalesce(a.unasked, 0) AS unasked
 FROM (SELECT r.id, r.name, r.kind, r.state, r.config FROM trinity.run r ORDER BY r.id DESC LIMIT 500) r
 CROSS JOIN LATERAL (
@@ -30,8 +31,8 @@ LEFT JOIN LATERAL (
 ORDER BY r.id DESC
 
 -- name: people_progress
--- How many rows (or pairs) of a run lack a verdict, how many of them wait for a person, and how many verdicts the person
--- gave; each counts up to :limit. count_queue counts them to the end.
+-- Number of rows (or pairs) of a run without a verdict, of those waiting for a person, and of the person's verdicts;
+-- each count stops at :limit. count_queue counts them completely.
 WITH open AS NOT MATERIALIZED (
     SELECT q.id, q.wanted
     FROM trinity.review q
@@ -56,7 +57,7 @@ SELECT (SELECT count(*) FROM (SELECT FROM open LIMIT %(limit)s) o) AS open,
               LIMIT %(limit)s) g) AS given
 
 -- name: people_unasked
--- How many rows an active run waits for that people were not asked about yet, :limit at most.
+-- Number of rows that an active run waits for and that are not queued for people yet, up to :limit.
 SELECT count(*) AS unasked
 FROM (SELECT FROM trinity.awaited_reward_view w
       WHERE w.run = %(run)s
@@ -66,10 +67,9 @@ FROM (SELECT FROM trinity.awaited_reward_view w
       LIMIT %(limit)s) w
 
 -- name: people_drawn
--- What became of a person's newest :limit verdicts on rows (or pairs) of a run that count in rewards: how many of these
--- rows or pairs are in a batch that was drawn after the verdict and not given back, and the last of these batches. Rows
--- that other runs adopted count there too. A pair is in a batch as a pair, or by its first row where its run learns from
--- labels.
+-- Effect of a person's newest :limit verdicts on rows (or pairs) of a run that count in rewards: how many of these
+-- rows or pairs are in a batch drawn after the verdict and not reopened, and the last of these batches. Rows adopted
+-- by other runs count there, too. A pair is in a batch as a pair, or by its first row if its run learns from labels.
 WITH mine AS MATERIALIZED (
     SELECT q.experience_id, q.other_id, l.decided_at
     FROM trinity.label l
@@ -103,8 +103,8 @@ LEFT JOIN trinity.batch b ON b.id = d.last
 LEFT JOIN trinity.run r ON r.id = b.run_id
 
 -- name: people_verdicts
--- What each person said of rows and of pairs of a run: how many verdicts, their mean, the median of the seconds, and how
--- many were given without a look at the rewards. The newest :verdicts count.
+-- Each person's verdicts on rows and on pairs of a run: their number, mean, median of the seconds, and how many were
+-- given without seeing the rewards. Only the newest :verdicts count.
 SELECT l.author, l.is_pair, l.name,
        count(*) FILTER (WHERE l.state = 'submitted') AS verdicts,
        count(*) FILTER (WHERE l.state = 'discarded') AS discarded,
@@ -124,7 +124,7 @@ ORDER BY verdicts DESC, l.author, l.is_pair, l.name
 LIMIT %(limit)s
 
 -- name: people_agreement
--- How far the people of a run agree.
+-- Agreement between the people of a run.
 SELECT v.name, v.is_pair, v.lowest, v.highest, v.reviews, v.verdicts, v.people, v.alpha_nominal, v.alpha_interval
 FROM trinity.verdict_agreement_view v
 WHERE v.run = %(run)s
@@ -132,8 +132,8 @@ ORDER BY v.name, v.is_pair
 LIMIT %(limit)s
 
 -- name: people_disputes
--- Rows and pairs of a run that people judged differently, the widest apart first. For a person who may still judge one
--- it is left out, so that no verdict follows another person's.
+-- Rows and pairs of a run with different verdicts, widest spread first. Items that this person may still judge are
+-- left out, so that no verdict is influenced by another person's.
 SELECT d.experience_id, d.other_id, d.name, d.least, d.greatest, d.mean, d.said
 FROM trinity.dispute_view d
 JOIN trinity.review q ON q.id = d.review_id

@@ -1,14 +1,13 @@
 -- name: latest_version
--- The highest number of a policy version, NULL before the first. Versions that were withdrawn, or that the server
--- lost, count too.
+-- The highest policy version number, NULL before the first. Withdrawn versions and versions that the server lost
+-- count, too.
 SELECT greatest((SELECT max(p.version) FROM trinity.policy_version p WHERE p.run_id = %(run_id)s),
                 (SELECT max(s.last_version) FROM trinity.setback s WHERE s.run_id = %(run_id)s)) AS version
 
 -- name: publish_version
--- Publishes a version. The worker that publishes must have committed the version's last step, and the step must still
--- be committed: so a trainer that was replaced publishes nothing. The lock waits for a session that reopens the step
--- right now. The first version has no steps. The new version comes from the newest that was not withdrawn. Harmless when
--- repeated.
+-- Publishes a version. Its worker must have committed the version's last step, and the step must still be committed,
+-- so a replaced trainer publishes nothing. Locks the batch of the step: waits for a session that is reopening it. The
+-- first version has no steps. The new version descends from the newest that was not withdrawn. Idempotent.
 WITH last AS MATERIALIZED (
     SELECT b.id
     FROM trinity.batch b
@@ -24,25 +23,27 @@ WHERE %(version)s = 0 OR EXISTS (SELECT FROM last)
 ON CONFLICT (run_id, version) DO NOTHING
 
 -- name: find_version
+-- The version, if it is published with this step and these weights; distinguishes a repeated publication from a lost
+-- lease.
 SELECT p.version FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.step = %(step)s
   AND p.checkpoint_hash = %(checkpoint_hash)s
 
 -- name: include_batches
--- Records that the version includes every batch that was committed since the one before.
+-- Marks every batch committed since the previous version as included in this version.
 UPDATE trinity.batch b SET included_version = %(version)s
 WHERE b.run_id = %(run_id)s AND b.state = 'committed' AND b.included_version IS NULL AND b.step <= %(step)s
 
 -- name: record_checkpoint
--- Records what a trainer goes on from at a version. A version that was withdrawn or pruned gets none. Harmless when
--- repeated.
+-- Records the checkpoint from which a trainer resumes at a version. No effect on versions that were withdrawn or
+-- pruned. Idempotent.
 UPDATE trinity.policy_version p SET resume_from = %(resume_from)s, resume_hash = %(resume_hash)s
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint IS NOT NULL
   AND (p.resume_hash IS NULL OR p.resume_hash = %(resume_hash)s)
 
 -- name: record_upload
--- Records where a checkpoint is in an object store, once all of it is there. One that was withdrawn or pruned meanwhile
--- gets no address. Harmless when repeated.
+-- Records the object store address of a completely uploaded checkpoint. No effect if it was withdrawn or pruned
+-- meanwhile. Idempotent.
 UPDATE trinity.policy_version p SET resume_address = %(resume_address)s
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.resume_hash = %(resume_hash)s
   AND p.resume_from IS NOT NULL
@@ -55,7 +56,7 @@ WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
 ORDER BY p.version DESC
 
 -- name: newest_version
--- The newest version whose weights were not pruned, and where the run's trainer sends it by broadcast.
+-- The newest version whose weights were not pruned, and the address from which the run's trainer broadcasts it.
 SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resume_hash, p.weights, p.resume_address,
        (SELECT w.broadcast_at FROM trinity.worker w
         WHERE w.run_id = p.run_id AND w.role = 'train' AND w.exclusive AND w.stopped_at IS NULL) AS broadcast_at
@@ -65,40 +66,41 @@ ORDER BY p.version DESC
 LIMIT 1
 
 -- name: folders_of_others
--- The folders of weights that other runs name. A run that started from another one's version names the same folder.
+-- Weight folders that other runs refer to. A run that started from another run's version refers to the same folder.
 SELECT DISTINCT o.checkpoint
 FROM trinity.policy_version o
 WHERE o.run_id <> %(run_id)s AND o.checkpoint IS NOT NULL
 
 -- name: seconds_since_version
--- The seconds since a version was published.
+-- Seconds since a version was published.
 SELECT extract(epoch FROM clock_timestamp() - p.published_at)::double precision AS seconds
 FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s
 
 -- name: hold_checkpoint
--- Locks weights from which another run starts. The first run's own pruning waits until the start is on record.
+-- Locks (FOR SHARE) weights from which another run starts. Pruning in the first run waits until the start is
+-- recorded.
 SELECT p.version FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint = %(checkpoint)s
 FOR SHARE
 
 -- name: lock_checkpoints
--- Locks the versions before prune_checkpoints, which then sees every run that has started from one of them.
+-- Locks the run's versions before prune_checkpoints, which then sees every run that has started from one of them.
 SELECT p.version FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL AND p.version > 0
 ORDER BY p.version
 FOR NO KEY UPDATE
 
 -- name: prune_checkpoints
--- Forgets files before they are deleted: all checkpoints but the newest few, and the weights of all versions but the
--- newest few and those with a kept checkpoint. Version 0 stays, since runs start anew from it and are compared with it.
--- The weights stay of a version that another run started from, and of one whose evaluation is not finished. Those of
--- `saving` stay too, as its checkpoint is being written. The checkpoint of `uploading` stays until it is in the object
--- store, and the newest one there until a newer one is: so one can be fetched at any time after the first. On request the
--- weights of every so many steps stay, and those of the step that has the best value of a metric of trainers or
--- processors; `direction` is 1 if a high value is good, and -1 if a low one is. A value that is infinite or not a number
--- is no best one, and neither is one that a withdrawn version of that step had. The weights of the versions `packed` stay
--- in the folder as deltas, and are forgotten in the object store. Also returns those of them that need not be whole.
+-- Forgets files before they are deleted: all checkpoints except the newest few, and the weights of all versions
+-- except the newest few and those with a kept checkpoint. Version 0 is kept, since runs restart from it and are
+-- compared with it. Weights are kept if another run started from them or their evaluation is unfinished; those of
+-- `saving` too, since its checkpoint is being written. The checkpoint of `uploading` is kept until it is in the
+-- object store, and the newest one there until a newer one is, so that a checkpoint can be fetched at any time after
+-- the first upload. On request, the weights of every so many steps are kept, and those of the step with the best
+-- value of a trainer's or processor's metric; `direction` is 1 if higher is better, else -1. Infinite and NaN values
+-- are ignored, and so are those of withdrawn versions of that step. Weights of the versions in `packed` stay in the
+-- folder as deltas, and are forgotten in the object store. Also returns which of them need not be complete.
 WITH best AS MATERIALIZED (
     SELECT p.version
     FROM trinity.policy_version p
@@ -115,8 +117,7 @@ WITH best AS MATERIALIZED (
 ),
 kept AS MATERIALIZED (
     SELECT p.version, p.checkpoint, p.resume_from,
-           -- A checkpoint of an early version of trinity-db has the weights in its own folder.
-           p.version = ANY(%(packed)s::integer[]) AND p.resume_from IS DISTINCT FROM p.checkpoint AS packs,
+           p.version = ANY(%(packed)s::integer[]) AS packs,
            p.resume_from IS NOT NULL
            AND (row_number() OVER (PARTITION BY p.resume_from IS NULL ORDER BY p.version DESC) <= %(keep)s
                 OR (p.version = %(uploading)s::integer) IS TRUE
@@ -140,15 +141,15 @@ changed AS (
     WHERE p.run_id = %(run_id)s AND p.version = kept.version AND NOT kept.resumes
       AND (NOT kept.stays AND (NOT kept.packs OR p.weights IS NOT NULL) OR kept.resume_from IS NOT NULL)
     RETURNING p.version, CASE WHEN NOT kept.stays AND NOT kept.packs THEN kept.checkpoint END AS checkpoint,
-              nullif(kept.resume_from, kept.checkpoint) AS resume_from
+              kept.resume_from
 )
 SELECT changed.version, changed.checkpoint, changed.resume_from, false AS packs FROM changed
 UNION ALL
 SELECT kept.version, NULL, NULL, true FROM kept WHERE kept.packs AND NOT kept.stays AND NOT kept.resumes
 
 -- name: may_pack
--- Locks a version whose weights are about to be removed, because its delta is written. Not if a trainer resumes from it, if
--- another run names its folder or starts from it, or if it was withdrawn or pruned.
+-- Locks a version whose weights are about to be removed because its delta is written. No row if a trainer resumes
+-- from it, if another run refers to its folder or starts from it, or if it was withdrawn or pruned.
 SELECT p.version FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint = %(checkpoint)s AND p.resume_from IS NULL
   AND p.checkpoint_hash = %(checkpoint_hash)s
@@ -156,20 +157,20 @@ WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint = %(che
 FOR NO KEY UPDATE
 
 -- name: relocate_checkpoint
--- Records that the files of a version are in another place now. Harmless when repeated.
+-- Records the new place of a version's files. Idempotent.
 UPDATE trinity.policy_version p SET checkpoint = %(checkpoint)s, resume_from = %(resume_from)s
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s
   AND (p.checkpoint, p.resume_from) IS DISTINCT FROM (%(checkpoint)s, %(resume_from)s::text)
 
 -- name: record_weights
--- Records where the files of a version are in an object store, once all of them are there. A version that was withdrawn
--- or pruned gets no address. Harmless when repeated.
+-- Records the object store address of a version's completely uploaded files. No effect on versions that were
+-- withdrawn or pruned. Idempotent.
 UPDATE trinity.policy_version p SET weights = %(weights)s
 WHERE p.run_id = %(run_id)s AND p.version = %(version)s AND p.checkpoint_hash = %(checkpoint_hash)s
   AND p.checkpoint IS NOT NULL
 
 -- name: broken_weights
--- Versions whose objects explorers that work found missing or damaged, and whose files the trainer has.
+-- Versions whose objects live explorers found missing or damaged, and whose files the trainer has.
 SELECT p.version, p.step, p.checkpoint, p.checkpoint_hash, p.resume_from, p.resume_hash, p.weights, p.resume_address
 FROM (SELECT DISTINCT w.broken_weights AS weights FROM trinity.worker w
       WHERE w.run_id = %(run_id)s AND w.stopped_at IS NULL AND w.broken_weights IS NOT NULL) w

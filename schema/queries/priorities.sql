@@ -1,7 +1,6 @@
 -- name: take_priorities
--- Takes up to :limit due priorities of a run, the oldest first, so that no other processor computes them in the next
--- :seconds. Those that a processor took before without giving an answer are taken with :suspects only, by themselves:
--- their rows may be killing it.
+-- Claims up to :limit due priorities of a run for :seconds, oldest first; skips locked ones. Those claimed before
+-- without a result are claimed only with :suspects, alone: their rows may be killing the processor.
 WITH picked AS MATERIALIZED (
     SELECT p.id
     FROM trinity.group_priority p
@@ -26,7 +25,7 @@ WHERE e.group_id = ANY(%(group_ids)s) AND (e.state IN ('ready', 'leased', 'train
 ORDER BY e.id
 
 -- name: lock_prioritised
--- Locks groups and then their rows, in the order in which every statement locks them.
+-- Locks groups and then their rows, in order of id, like every statement.
 WITH groups AS MATERIALIZED (
     SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER BY g.id FOR NO KEY UPDATE
 )
@@ -36,7 +35,8 @@ ORDER BY e.id
 FOR NO KEY UPDATE
 
 -- name: compute_priorities
--- Writes what the steps say, under the lock of the groups. A priority that another processor took since stays due.
+-- Writes computed priorities, under the lock of the groups. A priority that another processor has claimed since stays
+-- due.
 UPDATE trinity.group_priority p
 SET priority = n.priority, computed_xact = pg_current_xact_id()::text::bigint, taken_at = NULL, experience_id = NULL,
     step = NULL, error = NULL, processor_version = %(processor_version)s, policy_version = %(policy_version)s
@@ -45,19 +45,21 @@ WHERE p.id = n.id AND p.attempt = n.attempt AND p.priority IS NULL
 RETURNING p.group_id
 
 -- name: set_group_priorities
--- Gives locked groups the priority that was asked for last, of those that are computed.
+-- Sets the priority of locked groups to the most recently requested of the computed ones.
 UPDATE trinity.rollout_group g
 SET priority = (SELECT p.priority FROM trinity.group_priority p
                 WHERE p.group_id = g.id AND p.priority IS NOT NULL ORDER BY p.id DESC LIMIT 1)
 WHERE g.id = ANY(%(group_ids)s)
 
 -- name: set_row_priorities
+-- Sets the priorities of rows, under the lock of their groups.
 UPDATE trinity.experience e SET priority = n.priority
 FROM unnest(%(ids)s::bigint[], %(priorities)s::float8[]) AS n (id, priority)
 WHERE e.id = n.id AND e.group_id = ANY(%(group_ids)s)
 
 -- name: fail_priorities
--- Gives priorities back that a step failed on, or, at the last attempt, gives them up. The groups keep what they have.
+-- Returns priorities for which a step failed to the queue or, at the last attempt, gives them up. The groups keep
+-- their priority.
 UPDATE trinity.group_priority p
 SET taken_at = NULL, experience_id = n.experience_id, step = n.step, error = n.error,
     failed_at = CASE WHEN p.attempt >= %(max_attempts)s::integer THEN now() END
@@ -66,12 +68,12 @@ FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[], %(experience_ids)s::bigi
 WHERE p.id = n.id AND p.attempt = n.attempt AND p.priority IS NULL
 
 -- name: forget_priorities
--- Removes priorities of groups that have no row left to draw.
+-- Deletes priorities of groups that have no drawable rows left.
 DELETE FROM trinity.group_priority p WHERE p.id = ANY(%(ids)s) AND p.priority IS NULL
 
 -- name: renew_priorities
--- Makes the priorities of ready groups due again that were computed before this policy version. Run at each version, if
--- a step reads how stale a row is.
+-- Marks priorities of ready groups computed before this policy version as due. Used at each version if a step reads
+-- the staleness of rows.
 INSERT INTO trinity.group_priority (run_id, group_id)
 SELECT g.run_id, g.id
 FROM trinity.rollout_group g
@@ -82,5 +84,6 @@ WHERE g.run_id = %(run_id)s AND g.state = 'ready' AND g.id >= (SELECT f.floor FR
                   WHERE p.group_id = g.id AND p.priority IS NULL AND p.failed_at IS NULL)
 
 -- name: count_due_priorities
+-- Number of priorities that are due and were not given up.
 SELECT count(*) AS groups FROM trinity.group_priority p
 WHERE p.run_id = %(run_id)s AND p.priority IS NULL AND p.failed_at IS NULL

@@ -1,7 +1,7 @@
 -- name: pruning_limits
--- What may be pruned of a run, given a number of seconds and how many of the newest versions are kept: the moment
--- before which rows may go, the highest version and the last step that may go. -1 stands for no version or step; NULL
--- means that this limit was not given.
+-- The pruning limits of a run, from an age in seconds and the number of versions to keep: the time before which rows
+-- may be pruned, and the highest version and last step that may be. -1: no version or step; NULL: no such limit
+-- given.
 SELECT now() - make_interval(secs => %(seconds)s::double precision) AS before, v.version,
        CASE WHEN v.version IS NOT NULL
             THEN coalesce((SELECT max(p.step) FROM trinity.policy_version p
@@ -13,13 +13,13 @@ FROM (SELECT CASE WHEN %(keep_versions)s::integer IS NOT NULL
                                  ORDER BY p.version DESC LIMIT 1), 0) - 1 END AS version) v
 
 -- name: hold_run_archive
--- Locks the run's archive before payloads are pruned, or rows given back, so that the archiver waits. Every session locks
--- the archive before payloads.
+-- Locks the run's archive before payloads are pruned or rows returned to processors, so that the archiver waits.
+-- Every session locks the archive before payloads.
 SELECT a.num_rows FROM trinity.archive a WHERE a.run_id = %(run_id)s ORDER BY a.number FOR NO KEY UPDATE
 
 -- name: hold_oldest_checkpoint
--- Locks the oldest version above 0 that the trainer can go on from. While a transaction holds it, the run neither goes
--- back behind this version nor forgets its checkpoint.
+-- Locks (FOR SHARE) the oldest version above 0 from which the trainer can resume. Until the transaction ends, the run
+-- can neither go back behind this version nor forget its checkpoint.
 SELECT p.version
 FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.resume_from IS NOT NULL
@@ -28,16 +28,16 @@ LIMIT 1
 FOR SHARE
 
 -- name: oldest_checkpoint
--- The version that hold_oldest_checkpoint locks, without a lock: for a dry run.
+-- The same version as hold_oldest_checkpoint, without a lock: for a dry run.
 SELECT min(p.version) AS version
 FROM trinity.policy_version p
 WHERE p.run_id = %(run_id)s AND p.resume_from IS NOT NULL
 
 -- name: prunable_payloads
--- Arrays of the run's own rows in a range of ids that no later step will read. The row must be done with, and be
--- neither adopted by another run nor part of a pair that is not dropped. The oldest checkpoint above version 0, behind
--- which a run never goes back, must include every batch that the row was drawn for, except reopened ones. Imported
--- rows that a run adopted stay, since more epochs may use them; so all rows that are held out here are of evaluations.
+-- Arrays of the run's own rows in a range of ids that no later step will read. The row must be finished, and neither
+-- adopted by another run nor part of a pair that is not dropped. The oldest checkpoint above version 0, behind which
+-- a run never goes back, must include every batch for which the row was drawn, except reopened ones. Imported rows
+-- adopted by a run are kept, since more epochs may use them; therefore all held-out rows here are of evaluations.
 -- `bytes` is NULL if the archive has them.
 SELECT e.id, octet_length(p.data)::bigint AS bytes
 FROM trinity.experience e
@@ -56,8 +56,8 @@ WHERE e.run_id = %(run_id)s AND e.id > %(after)s AND e.id <= %(until)s
 ORDER BY e.id
 
 -- name: hold_groups_of
--- Locks the groups of rows before their arrays are pruned: a run that is adopting rows of them ends its transaction first,
--- and one that comes later finds the arrays pruned. Ask prunable_payloads again after this.
+-- Locks the groups of rows before their arrays are pruned: a run that is adopting some of them commits first, and a
+-- later one finds the arrays pruned. Repeat prunable_payloads after this.
 SELECT g.id
 FROM trinity.rollout_group g
 WHERE g.id IN (SELECT e.group_id FROM trinity.experience e WHERE e.id = ANY(%(ids)s))
@@ -65,14 +65,14 @@ ORDER BY g.id
 FOR NO KEY UPDATE
 
 -- name: prune_payloads
--- Deletes arrays. Their rows stay and say when. An archived array has no pointer from now on, so it is an orphan in
+-- Deletes arrays. Their rows stay and record the time. An archived array loses its pointer, so it is an orphan in
 -- Lance.
 UPDATE trinity.payload p SET data = NULL, archive_row = NULL, pruned_at = now()
 WHERE p.experience_id = ANY(%(ids)s) AND p.pruned_at IS NULL
 
 -- name: discount_archived
--- Lowers the archive's count before these payloads are pruned; by the difference the archiver notices orphans. Its
--- bytes go down in proportion.
+-- Subtracts these payloads from the archive's counts before they are pruned; the archiver detects orphans by the
+-- difference. The bytes are reduced in proportion.
 UPDATE trinity.archive a
 SET num_rows = a.num_rows - n.rows, num_bytes = a.num_bytes - (a.num_bytes::numeric * n.rows / a.num_rows)::bigint
 FROM (SELECT p.archive_number AS number, count(*) AS rows
@@ -82,8 +82,8 @@ FROM (SELECT p.archive_number AS number, count(*) AS rows
 WHERE a.run_id = %(run_id)s AND a.number = n.number AND a.num_rows >= n.rows
 
 -- name: prunable_calls
--- Arrays of calls of agents in a range of ids that can make no call any more: those of attempts that became no accepted
--- rollout. A call is as old as its agent's end, and of the version of its group.
+-- Arrays of calls, for a range of ids of agents that can no longer call and whose attempts became no accepted
+-- rollout. A call has the age of its agent's end, and the version of its group.
 SELECT a.id, octet_length(c.data)::bigint AS bytes
 FROM trinity.agent a
 JOIN trinity.rollout_group g ON g.id = a.group_id
@@ -99,12 +99,12 @@ ORDER BY a.id
 UPDATE trinity.call c SET data = NULL WHERE c.agent_id = ANY(%(ids)s) AND c.data IS NOT NULL
 
 -- name: next_agent
--- The same for agents as next_experience for experiences.
+-- Like next_experience, for agents.
 SELECT min(a.id) AS id, max(a.id) AS last FROM trinity.agent a WHERE a.id > %(after)s
 
 -- name: prunable_processing
--- Processing records of rows in a range of ids that are done with: no retry counts these records any more.
--- OFFSET 0 has the server look up the records of each row, also while it believes that there are few.
+-- Processing records of finished rows in a range of ids; no retry counts these records any longer. OFFSET 0 makes the
+-- server look up the records of each row, even if its statistics show few.
 SELECT e.id, c.bytes
 FROM trinity.experience e
 CROSS JOIN LATERAL (
@@ -124,7 +124,8 @@ DELETE FROM trinity.processing c
 WHERE c.experience_id = ANY(%(ids)s) AND (%(before)s::timestamptz IS NULL OR c.created_at < %(before)s)
 
 -- name: prunable_metrics
--- A run's metrics in a range of ids. No checkpoint needs any. Those of an explorer count in versions, not in steps.
+-- A run's metrics in a range of ids. No checkpoint needs any. Explorers' metrics are recorded by version, not by
+-- step.
 SELECT m.id, pg_column_size(m.*)::bigint AS bytes
 FROM trinity.metric m
 WHERE m.run_id = %(run_id)s AND m.id > %(after)s AND m.id <= %(until)s
@@ -134,8 +135,9 @@ WHERE m.run_id = %(run_id)s AND m.id > %(after)s AND m.id <= %(until)s
 ORDER BY m.id
 
 -- name: prune_metrics
+-- Deletes these metrics.
 DELETE FROM trinity.metric m WHERE m.id = ANY(%(ids)s)
 
 -- name: next_metric
--- The same for metrics as next_experience for experiences.
+-- Like next_experience, for metrics.
 SELECT min(m.id) AS id, max(m.id) AS last FROM trinity.metric m WHERE m.id > %(after)s

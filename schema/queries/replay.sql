@@ -1,5 +1,5 @@
 -- name: replay_groups
--- What draw_groups or draw_newest returned in the snapshot of a batch, from history alone. Members that are dropped
+-- The result of draw_groups or draw_newest in the snapshot of a batch, from history alone. Members that are dropped
 -- now were in no ready group.
 WITH drawn AS MATERIALIZED (
     SELECT b.*, b.snapshot::pg_snapshot AS seen FROM trinity.batch b WHERE b.id = %(batch_id)s
@@ -12,7 +12,8 @@ picked AS MATERIALIZED (
     LIMIT (SELECT size FROM drawn)
 )
 SELECT e.id AS experience_id, NULL::bigint AS preference_id, trinity.reward_in(e.id, b.seen) AS reward,
-       trinity.staleness(b.run_id, b.policy_version, e.version_min, e.version_max) AS staleness, NULL::float8 AS probability
+       trinity.staleness(b.run_id, b.policy_version, e.version_min, e.version_max) + b.versions_ahead AS staleness,
+       NULL::float8 AS probability
 FROM drawn b
 CROSS JOIN picked
 JOIN trinity.experience e ON e.group_id = picked.id
@@ -20,15 +21,13 @@ WHERE e.state <> 'dropped' AND e.source_id IS NULL
 ORDER BY e.group_id, e.id
 
 -- name: replay_by_chance
--- What draw_by_chance returned in the snapshot of a batch, from history alone: the same keys, probes and cells over
--- the groups that could be drawn then.
+-- The result of draw_by_chance in the snapshot of a batch, from history alone: the same keys, probes and cells over
+-- the groups that could be drawn then. docs/how-it-works/long-statements.md explains each step.
 WITH drawn AS MATERIALIZED (
     SELECT b.*, b.snapshot::pg_snapshot AS seen, trinity.chance(b.step, b.seed) AS seed_of_draw,
            (b.parameters ->> 'lowest')::integer AS lowest, (b.parameters ->> 'alpha')::float8 AS alpha,
            (b.parameters ->> 'few')::bigint AS few, (b.parameters ->> 'probes')::bigint AS probes,
-           -- Not recorded before migration 0005, when they were always these.
-           coalesce((b.parameters ->> 'crowd')::float8, 8) AS crowd,
-           coalesce((b.parameters ->> 'places')::float8, 40) AS places
+           (b.parameters ->> 'crowd')::float8 AS crowd, (b.parameters ->> 'places')::float8 AS places
     FROM trinity.batch b
     WHERE b.id = %(batch_id)s
 ),
@@ -92,7 +91,7 @@ verdict AS MATERIALIZED (
     SELECT CASE WHEN count(*) > max(b.size) THEN max(p.key) ELSE 'Infinity' END AS key FROM drawn b CROSS JOIN picked p
 )
 SELECT e.id AS experience_id, NULL::bigint AS preference_id, trinity.reward_in(e.id, b.seen) AS reward,
-       trinity.staleness(b.run_id, b.policy_version, e.version_min, e.version_max) AS staleness,
+       trinity.staleness(b.run_id, b.policy_version, e.version_min, e.version_max) + b.versions_ahead AS staleness,
        1 - exp(-least(p.weight * v.key, 700)) AS probability
 FROM drawn b
 CROSS JOIN verdict v
@@ -101,7 +100,7 @@ JOIN trinity.experience e ON e.group_id = p.id AND e.state <> 'dropped' AND e.so
 ORDER BY e.group_id, e.id
 
 -- name: replay_adopted_groups
--- What draw_adopted_groups returned in the snapshot of a batch, from history alone, as replay_rows does for rows.
+-- The result of draw_adopted_groups in the snapshot of a batch, from history alone, like replay_rows.
 WITH drawn AS MATERIALIZED (
     SELECT b.*, b.snapshot::pg_snapshot AS seen FROM trinity.batch b WHERE b.id = %(batch_id)s
 ),
@@ -136,11 +135,13 @@ JOIN trinity.experience e ON e.group_id = picked.id AND e.run_id = b.run_id AND 
 ORDER BY e.group_id, e.id
 
 -- name: replay_rows
--- What draw_rows returned in the snapshot of a batch, from history alone: rows that had tokens then and were in no
--- batch that was being trained on, ordered by their uses then. Rows that were used up have more uses than the rest.
+-- The result of draw_rows in the snapshot of a batch, from history alone: rows that had tokens then and were in no
+-- batch in training, ordered by their uses then. Used-up rows have more uses than the others.
 --
--- Beside rollout groups the rows were a draw with a snapshot of its own. They may be of two passes, and their rewards
--- play no part there and are not recorded. Where data sets have shares, it is the next rows of each, as of draw_experts.
+-- Next to rollout groups, the rows were a draw with a separate snapshot. They may be from two passes, and their
+-- rewards are irrelevant there and not recorded. If data sets have shares, these are the next rows of each (see
+-- draw_experts).
+-- 
 WITH drawn AS MATERIALIZED (
     SELECT b.*, coalesce(b.parameters ->> 'experts_snapshot', b.snapshot)::pg_snapshot AS seen,
            (b.parameters ->> 'experts')::integer AS experts, b.parameters -> 'expert_shares' AS shares
@@ -184,8 +185,8 @@ WHERE p.place <= coalesce(p.experts, p.size)
 ORDER BY p.data, p.place
 
 -- name: replay_pairs
--- What draw_pairs returned in the snapshot of a batch, from history alone, as replay_rows does for rows. The chosen
--- row of each pair, then the rejected one.
+-- The result of draw_pairs in the snapshot of a batch, from history alone, like replay_rows: the chosen row of each
+-- pair, then the rejected one.
 WITH drawn AS MATERIALIZED (
     SELECT b.*, b.snapshot::pg_snapshot AS seen FROM trinity.batch b WHERE b.id = %(batch_id)s
 ),
@@ -211,17 +212,18 @@ eligible AS MATERIALIZED (
                        FROM trinity.review v
                        WHERE v.experience_id = least(p.chosen_id, p.rejected_id)
                          AND v.other_id = greatest(p.chosen_id, p.rejected_id)
-                         -- An adopted pair may have the source of a review that is not decided yet.
+                         -- An adopted pair may have the source of an undecided review.
                          AND EXISTS (SELECT FROM trinity.decision d
                                      WHERE d.review_id = v.id
                                        AND pg_visible_in_snapshot(d.xact::text::xid8, b.seen))) q ON true
     WHERE NOT p.held_out AND pg_visible_in_snapshot(p.ready_xact::text::xid8, b.seen)
       AND u.is_leased IS NOT TRUE
       AND chosen.prompt_length IS NOT NULL AND rejected.prompt_length IS NOT NULL
-      -- A run's own rows had tokens from the first; adopted ones have them since their transaction.
+      -- A run's own rows had tokens from the start; adopted rows since their transaction.
       AND pg_visible_in_snapshot(coalesce(chosen.ready_xact, p.ready_xact)::text::xid8, b.seen)
       AND pg_visible_in_snapshot(coalesce(rejected.ready_xact, p.ready_xact)::text::xid8, b.seen)
-      -- What people decided comes first, then the rewards of a derived pair. A pair that people made is theirs alone.
+      -- People's decisions come first, then the rewards of a derived pair. Pairs from people depend on decisions
+      -- only.
       AND CASE WHEN q.side IS NOT NULL THEN q.side > 0
                WHEN p.source = 'pair' THEN r.chosen_reward > r.rejected_reward
                ELSE q.source IS DISTINCT FROM p.source END
@@ -241,11 +243,12 @@ CROSS JOIN LATERAL (VALUES (0, p.chosen_id, p.chosen_reward), (1, p.rejected_id,
 ORDER BY p.place, p.id, side.place
 
 -- name: drawable_then
--- What drawable_now said in the snapshot of a batch, from history alone: the groups that could be drawn then, their
--- rewards and their uses. A priority that was set by hand is the one of now.
+-- The result of drawable_now in the snapshot of a batch, from history alone: the groups that could be drawn then,
+-- with their rewards and uses. A priority set by hand is the current one.
 SELECT g.id, g.task_id, t.key AS task, s.name AS taskset, t.level, d.priority, m.members, u.uses, m.reward_mean,
        m.reward_std, m.difficulty, m.prompt_length, m.response_length, g.version_min, g.version_max,
-       trinity.staleness(b.run_id, b.policy_version, g.version_min, g.version_max) AS staleness, g.created_at, g.ready_at
+       trinity.staleness(b.run_id, b.policy_version, g.version_min, g.version_max) + b.versions_ahead AS staleness,
+       g.created_at, g.ready_at
 FROM trinity.batch b
 CROSS JOIN LATERAL trinity.drawable_groups(b.id) d
 JOIN trinity.rollout_group g ON g.id = d.group_id
@@ -275,19 +278,20 @@ LEFT JOIN LATERAL (
 WHERE b.id = %(batch_id)s
 
 -- name: replay_members
--- What choose_members returned for groups of a batch, in the snapshot that it saw.
+-- The result of choose_members for groups of a batch, in its snapshot.
 SELECT e.id AS experience_id, NULL::bigint AS preference_id, e.group_id,
        trinity.reward_in(e.id, (b.parameters ->> 'members_snapshot')::pg_snapshot) AS reward,
-       trinity.staleness(b.run_id, b.policy_version, e.version_min, e.version_max) AS staleness
+       trinity.staleness(b.run_id, b.policy_version, e.version_min, e.version_max) + b.versions_ahead AS staleness
 FROM trinity.batch b
 JOIN trinity.experience e ON e.group_id = ANY(%(group_ids)s::bigint[])
 WHERE b.id = %(batch_id)s AND e.state <> 'dropped' AND e.source_id IS NULL
 ORDER BY e.group_id, e.id
 
 -- name: recorded_draw
--- A batch with its run, and the checkpoint that its step was made from: directly, or with the steps between.
-SELECT b.id AS batch, r.name AS run, r.id AS run_id, b.step, b.state, b.policy_version, b.max_staleness, p.checkpoint,
-       p.step AS checkpoint_step, b.epoch, b.setting_id AS setting, b.sampler, b.seed, b.size, b.parameters, b.snapshot,
+-- A batch with its run, and the checkpoint on which its step was based, directly or with further steps in between.
+SELECT b.id AS batch, r.name AS run, r.id AS run_id, b.step, b.state, b.policy_version, b.versions_ahead,
+       b.max_staleness, p.checkpoint, p.step AS checkpoint_step,
+       b.epoch, b.setting_id AS setting, b.sampler, b.seed, b.size, b.parameters, b.snapshot,
        i.rows, i.has_pairs
 FROM trinity.batch b
 JOIN trinity.run r ON r.id = b.run_id
@@ -297,6 +301,7 @@ CROSS JOIN LATERAL (SELECT count(*) AS rows, count(item.preference_id) > 0 AS ha
 WHERE b.id = %(batch_id)s
 
 -- name: recorded_items
+-- The recorded rows of a batch with their numbers, in the order of the draw.
 SELECT i.experience_id, i.preference_id, i.reward, i.staleness, i.probability
 FROM trinity.batch_item i
 WHERE i.batch_id = %(batch_id)s

@@ -1,12 +1,12 @@
 -- name: read_step_lists
--- The lists of scoring steps that a run had, from the first.
+-- The run's lists of scoring steps, oldest first.
 SELECT l.version, l.steps FROM trinity.step_list l
 WHERE l.run_id = %(run_id)s AND l.processor = 'score'
 ORDER BY l.version
 
 -- name: selectable_rows
--- The rows of a run as experience_view has them, each with the name of its taskset. A rescore is told by a condition on
--- these columns which of them to judge.
+-- The rows of a run as in experience_view, each with the name of its taskset. A condition on these columns selects
+-- the rows to rescore.
 SELECT v.*, s.name AS taskset
 FROM trinity.experience_view v
 JOIN trinity.rollout_group g ON g.id = v.group_id
@@ -19,16 +19,16 @@ WHERE v.run = %(run)s
 SELECT coalesce(max(g.id), 0) AS id FROM trinity.rollout_group g WHERE g.run_id = %(run_id)s
 
 -- name: due_rows
--- The rows that are to be judged again, each with the names of the steps that have not judged it as they are now. It
--- looks at the groups :among, or, if that is NULL, at those of the run up to the id :until.
+-- The rows to rescore, each with the names of the steps whose current version has not scored it. Looks at the groups
+-- in :among or, if that is NULL, at the run's groups up to the id :until.
 --
--- A step has judged a row if the latest pass over it by a list that names the step had the same step: the same code,
--- options and weight. `held` has the versions of these lists, `same` those with the same step. Where no pass is
--- recorded any more, because it was pruned, the latest statement of the step tells its list. With :whole a row is also
--- due if something counts in its reward that a step said which the list has no more.
+-- A step has scored a row if the latest pass over it, with a list that names the step, had the same step: the same
+-- code, options and weight. `held` has the versions of these lists, `same` those with the same step. If no pass is
+-- recorded any longer, because it was pruned, the step's latest reward event identifies its list. With :whole, a row
+-- is also due if its reward includes an event from a step that is no longer in the list.
 --
--- Groups whose members are still processed for the first time are left alone. So are evaluations, rows that were adopted,
--- and rows that a step dropped or could not judge.
+-- Excludes groups whose members are still in their first processing, evaluations, adopted rows, and rows that a step
+-- dropped or could not judge.
 SELECT e.group_id, e.id, due.steps
 FROM trinity.rollout_group g
 JOIN trinity.experience e ON e.group_id = g.id
@@ -56,7 +56,7 @@ WHERE g.id = ANY(coalesce(%(among)s::bigint[], ARRAY(
   AND (e.state IN ('scored', 'ready', 'leased', 'trained', 'expired')
        OR e.state = 'dropped' AND (SELECT d.stage FROM trinity."drop" d WHERE d.experience_id = e.id) IN ('group', 'draw')
       ) IS TRUE
-  -- LIMIT 1 in place of EXISTS here and below, as in pick_groups.
+  -- LIMIT 1 instead of EXISTS here and below: see pick_groups.
   AND (SELECT m.id FROM trinity.experience m
        WHERE m.group_id = g.id AND (m.state IN ('raw', 'clean')) IS TRUE LIMIT 1) IS NULL
   AND (due.steps <> '{}'
@@ -69,8 +69,8 @@ WHERE g.id = ANY(coalesce(%(among)s::bigint[], ARRAY(
 ORDER BY e.group_id, e.id
 
 -- name: claim_rescore
--- Leases up to :limit of these groups, in the order of their ids, to judge their rows again. It takes none that another
--- worker holds, and none that was claimed :suspect times without a verdict: its rows may be killing their judge.
+-- Leases up to :limit of these groups, in order of id, to rescore their rows. Skips groups held by another worker,
+-- and those claimed :suspect times without a verdict: their rows may be killing their judge.
 INSERT INTO trinity.rescore AS q (group_id, worker_id)
 SELECT g.id, %(worker_id)s
 FROM trinity.rollout_group g
@@ -83,15 +83,15 @@ WHERE q.worker_id IS NULL AND q.attempt < %(suspect)s
 RETURNING q.group_id, q.attempt
 
 -- name: hold_rescore
--- Those of these groups that the worker still holds, with their attempts; locked until their verdicts are written.
+-- Locks the given groups that the worker still holds until their verdicts are written; returns their attempts.
 SELECT q.group_id, q.attempt FROM trinity.rescore q
 WHERE q.group_id = ANY(%(group_ids)s) AND q.worker_id = %(worker_id)s
 ORDER BY q.group_id
 FOR UPDATE
 
 -- name: lock_rescored
--- Locks groups and then their rows, as every statement does that changes rewards. After it the rows' statements stay as
--- they are.
+-- Locks groups and then their rows, like every statement that changes rewards. From then on the rows' reward events
+-- are fixed.
 WITH groups AS MATERIALIZED (
     SELECT g.id FROM trinity.rollout_group g WHERE g.id = ANY(%(group_ids)s) ORDER BY g.id FOR NO KEY UPDATE
 )
@@ -101,14 +101,14 @@ ORDER BY e.id
 FOR NO KEY UPDATE
 
 -- name: read_parts
--- What the rewards of these rows are made of, and what each statement is about.
+-- The parts of these rows' rewards, with the rollout or experience that each part belongs to.
 SELECT v.experience_id, v.name, v.value, v.weight, v.source, o.rollout_id, o.experience_id AS about_id
 FROM trinity.reward_part_view v
 JOIN trinity.reward_event o ON o.id = v.event_id
 WHERE v.experience_id = ANY(%(ids)s)
 
 -- name: record_rescored
--- Writes one row for each verdict of a rescore, under the next attempt by that version of the list.
+-- Writes one record per verdict of a rescore, with the next attempt of that list version.
 INSERT INTO trinity.processing (experience_id, processor, processor_version, attempt, outcome, step, error)
 SELECT v.id, 'rescore', %(version)s,
        1 + coalesce((SELECT max(p.attempt) FROM trinity.processing p
@@ -122,7 +122,7 @@ FROM unnest(%(ids)s::bigint[], %(outcomes)s::text[], %(steps)s::text[], %(errors
 DELETE FROM trinity.rescore q WHERE q.group_id = ANY(%(group_ids)s)
 
 -- name: unprocessed_row
--- A row that waits for a processor; none if processors keep up.
+-- A row that waits for a processor; none if the processors keep up.
 SELECT e.id FROM trinity.experience e
 WHERE e.run_id = %(run_id)s AND e.to_judge IS NOT NULL AND e.worker_id IS NULL
 LIMIT 1

@@ -1,10 +1,10 @@
 -- name: askable_rows
--- The rows of a run as experience_view has them, without those that will not be trained on. A condition on these columns
--- says about which of them people are asked.
+-- The rows of a run as in experience_view, without rows that will not be trained on. A condition on these columns
+-- selects the rows to queue.
 SELECT v.* FROM trinity.experience_view v WHERE v.run = %(run)s AND v.state NOT IN ('dropped', 'expired')
 
 -- name: ask_about_rows
--- Asks people about rows of a run, once for each source and name.
+-- Queues rows of a run for verdicts, once per source and name.
 INSERT INTO trinity.review (run_id, experience_id, source, name, weight, wanted, lowest, highest)
 SELECT e.run_id, e.id, %(source)s, %(name)s, %(weight)s, %(wanted)s, %(lowest)s, %(highest)s
 FROM trinity.experience e
@@ -14,8 +14,8 @@ ON CONFLICT DO NOTHING
 RETURNING id
 
 -- name: ask_about_awaited
--- Asks people about rows that an active run waits for and that are in no review of this source yet whose verdicts
--- count in the reward, whole groups one after the other.
+-- Queues rows that an active run waits for, by whole groups. Skips rows that have a review from this source whose
+-- verdicts count in the reward.
 INSERT INTO trinity.review (run_id, experience_id, source, name, weight, wanted, lowest, highest)
 SELECT r.id, w.experience_id, w.source, %(name)s, %(weight)s, %(wanted)s, %(lowest)s, %(highest)s
 FROM trinity.run r
@@ -30,9 +30,9 @@ ON CONFLICT DO NOTHING
 RETURNING id
 
 -- name: ask_about_pairs
--- Asks people to compare two rows of each group of a run that is in no pair yet that people compare: the one with the
--- highest reward and the one with the lowest, or, without rewards, the first and the last. Equal responses are no pair,
--- nor are rows of one token, which no model predicts.
+-- Queues one pair of rows per group, if no pair of the group is queued yet: the rows with the highest and the lowest
+-- reward or, without rewards, the first and the last. Equal responses make no pair, nor do rows of one token, which
+-- no model predicts.
 WITH ranked AS (
     SELECT e.group_id, e.id, x.response,
            row_number() OVER (PARTITION BY e.group_id ORDER BY e.reward DESC NULLS LAST, e.id) AS place,
@@ -57,8 +57,8 @@ ON CONFLICT DO NOTHING
 RETURNING id
 
 -- name: count_queue
--- How many reviews of a queue are open, without rows that will not be trained on, how many of them wait for this
--- person, and how many verdicts the person gave.
+-- Number of open reviews in a queue (without rows that will not be trained on), of reviews waiting for this person,
+-- and number of the person's verdicts.
 SELECT count(*) AS open,
        count(*) FILTER (
            WHERE NOT EXISTS (SELECT FROM trinity.label l
@@ -77,7 +77,7 @@ WHERE q.run_id = %(run_id)s AND (q.other_id IS NOT NULL) = %(pairs)s AND q.close
   AND (o.state IN ('dropped', 'expired')) IS NOT TRUE
 
 -- name: list_reviews
--- The open reviews of a run with what people are shown, for another program in which they judge.
+-- The open reviews of a run with the content shown to people, for judging in another program.
 SELECT q.id AS review_id, q.experience_id, q.other_id, q.source, q.name, q.lowest, q.highest, q.wanted,
        x.prompt, x.messages, x.response, y.response AS other_response
 FROM trinity.review q

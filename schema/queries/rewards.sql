@@ -1,6 +1,6 @@
 -- name: lock_groups
--- Locks the groups that these reward events are about, and those that adopted them. The statistics of a group change in
--- one transaction at a time; transactions that change members too lock the groups first.
+-- Locks the groups of these reward events and the groups that adopted them, in order of id. Only one transaction at a
+-- time changes a group's statistics; transactions that also change members lock the groups first.
 WITH about AS MATERIALIZED (
     SELECT r.group_id AS id FROM trinity.rollout r WHERE r.id = ANY(%(rollout_ids)s)
     UNION
@@ -14,16 +14,16 @@ ORDER BY g.id
 FOR NO KEY UPDATE
 
 -- name: lock_new_copies
--- Locks the groups that adopted these groups while lock_groups waited for them: it did not see them yet. No more can come
--- now. Their ids are the newest, so the order of the locks stays that of the ids.
+-- Locks groups that adopted these groups while lock_groups waited for them, which it did not see. Further ones cannot
+-- follow. Their ids are the newest, so the order of locks by id is kept.
 SELECT c.id FROM trinity.rollout_group c
 WHERE c.source_id = ANY(%(ids)s::bigint[]) AND c.id <> ALL(%(ids)s::bigint[])
 ORDER BY c.id
 FOR NO KEY UPDATE
 
 -- name: lock_rewarded
--- Locks the experiences whose reward follows from events about these rollouts and experiences: the rows themselves,
--- and the rows that adopted them.
+-- Locks, in order of id, the experiences whose reward depends on events of these rollouts and experiences: the rows
+-- themselves, and rows adopted from them.
 SELECT e.id FROM trinity.experience e
 WHERE e.id IN (SELECT m.id FROM trinity.experience m WHERE m.rollout_id = ANY(%(rollout_ids)s)
                UNION ALL
@@ -35,7 +35,7 @@ FOR NO KEY UPDATE
 
 -- name: lock_judged_data
 -- Locks the data sets that these experiences belong to or were adopted from, so that a judgement waits while a run
--- adopts rows. Otherwise it would change the row, but not the run's copy, which other sessions cannot see yet.
+-- adopts rows. Otherwise it would change the row, but not the run's copy, which is not visible yet.
 SELECT s.id FROM trinity.taskset s
 WHERE s.name = ANY(ARRAY(SELECT r.name
                          FROM trinity.experience e
@@ -46,8 +46,8 @@ ORDER BY s.id
 FOR NO KEY UPDATE
 
 -- name: rewarded_members
--- Which of these rows have a reward and are members of groups that were settled, in runs that compare the members of a
--- group by their rewards. A draw cannot compare a member without one. Under the lock of the groups.
+-- Which of these rows have a reward and are members of settled groups, in runs that compare the members of a group by
+-- reward. A draw cannot compare a member without one. Run it under the lock of the groups.
 SELECT e.id
 FROM trinity.experience e
 JOIN trinity.rollout_group g ON g.id = e.group_id AND g.run_id = e.run_id AND g.state IN ('ready', 'leased', 'trained')
@@ -55,7 +55,7 @@ JOIN trinity.run r ON r.id = g.run_id AND r.draws = 'groups'
 WHERE e.id = ANY(%(ids)s::bigint[]) AND e.state IN ('ready', 'leased', 'trained') AND e.reward IS NOT NULL
 
 -- name: insert_reward_events
--- Inserts the events in the given order. For each name the last one counts.
+-- Inserts the events in the given order. The last event of each name counts.
 INSERT INTO trinity.reward_event
     (run_id, rollout_id, experience_id, source, name, value, weight, created_by, processor_version, detail)
 SELECT %(run_id)s, v.rollout_id, v.experience_id, %(source)s, v.name, v.value, v.weight, %(created_by)s,
@@ -66,7 +66,8 @@ FROM unnest(%(rollout_ids)s::bigint[], %(experience_ids)s::bigint[], %(names)s::
 ORDER BY v.ordinal
 
 -- name: refresh_rewards
--- Sets the reward of these experiences by the rule of reward_part_view. If it changed, their groups may make other pairs.
+-- Sets the reward of these experiences by the rule of reward_part_view. If it changed, their groups are marked for
+-- pairing.
 WITH total AS (
     SELECT v.experience_id AS id, coalesce(sum(v.share), trinity.label_in(v.experience_id, NULL)) AS reward
     FROM trinity.reward_part_view v
@@ -85,8 +86,8 @@ FROM changed c JOIN trinity.run r ON r.id = c.run_id
 WHERE c.group_id IS NOT NULL AND c.state IN ('ready', 'leased', 'trained') AND r.derives_pairs
 
 -- name: refresh_pairs
--- Moves pairs that were derived from rewards into passes, or out of them, by whether they agree with these rewards
--- now. What people decided of a pair stays. It runs after refresh_rewards and locks pairs in the order of their ids.
+-- Adds pairs derived from rewards to passes, or removes them, depending on whether they agree with the current
+-- rewards. People's decisions are kept. Runs after refresh_rewards; locks the pairs in order of id.
 WITH judged AS MATERIALIZED (
     SELECT e.id, e.run_id
     FROM trinity.experience e JOIN trinity.run r ON r.id = e.run_id AND r.derives_pairs
@@ -111,8 +112,8 @@ WHERE p.id = held.id AND r.id = p.run_id AND chosen.id = p.chosen_id AND rejecte
 
 -- name: refresh_groups
 -- Updates the reward statistics of these groups in the transaction that changed a reward, and their priority if it
--- follows from rewards; if steps compute it, it is due again. They are statistics of attempts, each with the sum of the
--- rewards of its steps. Rows that will not be trained on do not count.
+-- follows from rewards; if steps compute it, it becomes due. The statistics are of attempts, each with the sum of its
+-- steps' rewards. Rows that will not be trained on do not count.
 WITH refreshed AS (
     UPDATE trinity.rollout_group g
     SET reward_count = s.reward_count, reward_mean = s.reward_mean, reward_variance = s.reward_variance,
@@ -123,8 +124,8 @@ WITH refreshed AS (
         SELECT m.group_id, count(m.reward) AS reward_count, avg(m.reward) AS reward_mean,
                var_samp(m.reward) AS reward_variance
         FROM (
-            -- Conditions in the CASE, not in WHERE: without statistics the planner would scan a partial index for them.
-            -- Rows that other runs adopted share the group, and are no members of it.
+            -- Conditions in CASE instead of WHERE: without statistics the planner would scan a partial index for
+            -- them. Rows adopted by other runs share the group without being members.
             SELECT e.group_id, e.rollout_id,
                    sum(CASE WHEN e.run_id = o.run_id AND e.state NOT IN ('dropped', 'expired') THEN e.reward END) AS reward
             FROM trinity.experience e
@@ -143,11 +144,11 @@ FROM refreshed c JOIN trinity.run r ON r.id = c.run_id
 WHERE c.state IN ('ready', 'leased', 'trained') AND r.config #> '{processors,priority,0}' IS NOT NULL
 
 -- name: count_settled
--- Of locked groups that task_stat counts already: how many of their attempts have a reward, and how many solved their
--- task. It runs before a reward changes and after it.
+-- For locked groups already counted in task_stat: the number of attempts with a reward, and of attempts that solved
+-- their task. Runs before and after a reward changes.
 SELECT a.id, a.run_id, a.task_id, count(a.reward) AS scored, count(*) FILTER (WHERE a.reward >= a.enough) AS solved
 FROM (
-    -- Conditions in the CASE, as in refresh_groups.
+    -- Conditions in CASE: see refresh_groups.
     SELECT g.id, g.run_id, g.task_id,
            coalesce((r.config #>> '{processors,group,solved_reward}')::float8, 1) AS enough,
            sum(CASE WHEN e.source_id IS NULL AND e.state IN ('ready', 'leased', 'trained') THEN e.reward END) AS reward
@@ -160,7 +161,7 @@ FROM (
 GROUP BY a.id, a.run_id, a.task_id
 
 -- name: correct_solved
--- Adds to the counts of tasks what a changed reward made of them. In the order of the tasks, after all other rows.
+-- Corrects the counts of tasks after rewards changed. Locks them in order of the tasks, after all other rows.
 WITH moved AS (
     SELECT n.run_id, n.task_id, sum(n.scored)::integer AS scored, sum(n.solved)::integer AS solved
     FROM unnest(%(run_ids)s::bigint[], %(task_ids)s::bigint[], %(scored)s::integer[], %(solved)s::integer[])
@@ -179,8 +180,8 @@ FROM held JOIN moved m USING (run_id, task_id)
 WHERE s.run_id = held.run_id AND s.task_id = held.task_id
 
 -- name: find_rewarded
--- The experiences that a user is about to judge, with their reward and the mean of their group, and whether their
--- attempt has several steps.
+-- The experiences to be judged, with their reward, the mean of their group, and whether their attempt has several
+-- steps.
 SELECT e.id, e.run_id, e.rollout_id, e.reward, g.reward_mean AS group_mean,
        EXISTS (SELECT FROM trinity.experience s WHERE s.rollout_id = e.rollout_id AND s.step > 0) AS is_step
 FROM trinity.experience e

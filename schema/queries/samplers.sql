@@ -1,16 +1,16 @@
 -- name: draw_groups
--- The members of the oldest ready groups within the staleness limit, in order, with their rewards and the snapshot
--- that this statement sees. It locks nothing. Run again on its snapshot (replay_groups), it returns the same; the
--- lease that follows takes all of the rows or none.
+-- The members of the oldest ready groups within the staleness limit, in order, with their rewards and this
+-- statement's snapshot. Locks nothing. Rerun on its snapshot (replay_groups), it returns the same; the lease that
+-- follows takes all of the rows or none.
 WITH picked AS MATERIALIZED (
     SELECT g.id
-    FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s) g
+    FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s::integer - %(versions_ahead)s) g
     WHERE g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
     ORDER BY g.id
     LIMIT %(size)s
 )
 SELECT e.id, e.group_id, e.reward,
-       trinity.staleness(%(run_id)s, %(version)s, e.version_min, e.version_max) AS staleness,
+       trinity.staleness(%(run_id)s, %(version)s, e.version_min, e.version_max) + %(versions_ahead)s AS staleness,
        NULL::float8 AS probability, pg_current_snapshot()::text AS snapshot
 FROM picked
 JOIN trinity.experience e ON e.group_id = picked.id
@@ -18,16 +18,16 @@ WHERE (e.state = 'ready') IS TRUE AND e.source_id IS NULL
 ORDER BY e.group_id, e.id
 
 -- name: draw_newest
--- The members of the newest ready groups within the staleness limit: like draw_groups, from the other end.
+-- Like draw_groups, with the newest ready groups within the staleness limit.
 WITH picked AS MATERIALIZED (
     SELECT g.id
-    FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s) g
+    FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s::integer - %(versions_ahead)s) g
     WHERE g.id >= (SELECT f.floor FROM trinity.floor_of(%(run_id)s) f)
     ORDER BY g.id DESC
     LIMIT %(size)s
 )
 SELECT e.id, e.group_id, e.reward,
-       trinity.staleness(%(run_id)s, %(version)s, e.version_min, e.version_max) AS staleness,
+       trinity.staleness(%(run_id)s, %(version)s, e.version_min, e.version_max) + %(versions_ahead)s AS staleness,
        NULL::float8 AS probability, pg_current_snapshot()::text AS snapshot
 FROM picked
 JOIN trinity.experience e ON e.group_id = picked.id
@@ -35,20 +35,20 @@ WHERE (e.state = 'ready') IS TRUE AND e.source_id IS NULL
 ORDER BY e.group_id, e.id
 
 -- name: draw_by_chance
--- The members of :size groups that are picked by chance. They are picked one after the other, each in proportion to
--- its weight, priority ^ alpha, among the groups that are left. This equals taking the groups with the smallest keys,
--- where a key is exponential with the weight as its rate. All chance comes from hashes of seed and step, so that the
--- draw can be repeated. docs/how-it-works/draws.md derives it.
+-- The members of :size groups picked at random, one after the other, with probability proportional to weight
+-- (priority ^ alpha) among the remaining groups. This equals taking the groups with the smallest keys, where a key is
+-- exponential with the weight as its rate. All randomness comes from hashes of seed and step, so the draw can be
+-- repeated. docs/how-it-works/draws.md has the derivation, long-statements.md each step.
 --
--- In an octave of few groups each group gets its key. Other octaves are probed. A probe picks an octave, one of its
--- cells (an interval of hashes) and one of :places in the cell. If a group stands at that place, it is hit with the
--- ratio of its weight to the octave's largest. Probes come at random times, so the hits of each group are a Poisson
--- process with its weight as the rate, and the first hit is its key. The width of cells changes the cost, not the law.
--- If the probes end too soon, the draw is undecided and returns no members. (A cell with more groups than places would
--- break the law; the chance of that is 1e-13 a probe.)
+-- In an octave of few groups each group gets its key. Other octaves are probed: a probe picks an octave, one of its
+-- cells (an interval of hashes) and one of :places in the cell. A group at that place is hit with probability of its
+-- weight over the octave's largest. Probes come at random times, so the hits of each group are a Poisson process with
+-- its weight as the rate, and the first hit is its key. The width of cells changes the cost, not the distribution. If
+-- the probes end too early, the draw is undecided and returns no members. (A cell with more groups than places would
+-- distort the distribution; the probability of that is 1e-13 per probe.)
 --
--- Groups before the probed place are read from the index alone, if VACUUM has run since they changed. Weights are
--- looked up for proposed groups only, and only if they differ.
+-- Groups before the probed place are read with index-only scans, if VACUUM has run since they changed. Weights are
+-- read only for proposed groups, and only if they differ.
 WITH RECURSIVE occupied AS (
     SELECT %(lowest)s::integer - 1 AS octave
     UNION ALL
@@ -63,7 +63,7 @@ entry AS MATERIALIZED (
     FROM occupied o
     CROSS JOIN LATERAL (
         SELECT g.id, hashint8extended(g.id, 0) AS position
-        FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s) g
+        FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s::integer - %(versions_ahead)s) g
         WHERE g.octave = o.octave
         ORDER BY hashint8extended(g.id, 0)
         LIMIT %(few)s::bigint + 1
@@ -97,7 +97,7 @@ proposed AS MATERIALIZED (
     JOIN probed o ON p.mark >= o.above AND p.mark < o.upto
     CROSS JOIN LATERAL (
         SELECT g.id
-        FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s) g
+        FROM trinity.drawable(%(run_id)s, %(version)s, %(max_staleness)s::integer - %(versions_ahead)s) g
         WHERE g.octave = o.octave AND hashint8extended(g.id, 0) BETWEEN (p.cell & o.mask) AND (p.cell | ~o.mask)
         ORDER BY hashint8extended(g.id, 0)
         OFFSET p.place LIMIT 1
@@ -113,7 +113,7 @@ keyed AS (
     UNION ALL
     SELECT h.id, h.weight, min(h.at) FROM proposed h WHERE h.least < h.weight GROUP BY h.id, h.weight
 ),
--- One more than are drawn: its key says how likely the others were.
+-- One more than drawn: its key gives the probability of the others.
 picked AS MATERIALIZED (
     SELECT k.id, k.weight, k.key
     FROM keyed k
@@ -127,7 +127,7 @@ verdict AS MATERIALIZED (
     FROM picked p
 )
 SELECT v.is_decided, e.id, e.group_id, e.reward,
-       trinity.staleness(%(run_id)s, %(version)s, e.version_min, e.version_max) AS staleness,
+       trinity.staleness(%(run_id)s, %(version)s, e.version_min, e.version_max) + %(versions_ahead)s AS staleness,
        1 - exp(-least(p.weight * v.key, 700)) AS probability, pg_current_snapshot()::text AS snapshot
 FROM verdict v
 LEFT JOIN picked p ON v.is_decided AND p.key < v.key

@@ -1,13 +1,13 @@
 -- name: count_words
--- How many words a search has; 0: it finds nothing.
+-- Number of words in a search; 0: it finds nothing.
 SELECT numnode(websearch_to_tsquery('simple', %(words)s)) AS words
 
 -- name: search_words
--- Rows whose prompt or response has the words, the best first, among those of :run, or of all runs if that is NULL. It
--- reads each text, for which there is no index: that would cost every write. Of a longer text it reads the first 200,000
--- characters, as more words do not fit a tsvector. Of one with more than 250,000 bytes it reads :characters. Words with
--- hyphens stand in a tsvector as a whole and in parts, so 60,000 characters, of four bytes at most, fit in any case.
--- Adopted rows share the text of their original, and only a search of their own run finds them.
+-- Rows whose prompt or response contains the words, best match first, in :run, or in all runs if that is NULL. It
+-- reads each text, since an index would slow down every write. Of a longer text it reads the first
+-- 200,000 characters, because more words do not fit a tsvector; of a text over 250,000 bytes it reads :characters. A
+-- tsvector contains hyphenated words as a whole and in parts, so 60,000 characters of at most four bytes always fit.
+-- Adopted rows share the text of their source, and are found only in a search of that run.
 SELECT e.id AS experience, r.name AS run, e.state::text AS state, e.version_max AS version, e.reward,
        ts_rank_cd(d.document, q.wanted)::float8 AS score, x.prompt, x.response
 FROM websearch_to_tsquery('simple', %(words)s) AS q (wanted)
@@ -23,14 +23,14 @@ ORDER BY score DESC, e.id DESC
 LIMIT %(limit)s
 
 -- name: response_of
--- The response of a row, which an adopted row shares with its original.
+-- The response of a row; an adopted row has its source's.
 SELECT x.response
 FROM trinity.experience e
 JOIN trinity.experience_text x ON x.experience_id = coalesce(e.source_id, e.id)
 WHERE e.id = %(id)s
 
 -- name: searched_after
--- The next rows that a search looks at after the id :after, by id, with their responses.
+-- The next rows to search, by id after :after, with their responses.
 SELECT e.id, x.response
 FROM trinity.experience e
 JOIN trinity.experience_text x ON x.experience_id = coalesce(e.source_id, e.id)
@@ -39,7 +39,7 @@ ORDER BY e.id
 LIMIT %(limit)s
 
 -- name: read_found
--- Rows that a search has found, as search_words has them.
+-- Rows found by a search, with the columns of search_words.
 SELECT e.id AS experience, r.name AS run, e.state::text AS state, e.version_max AS version, e.reward, x.prompt, x.response
 FROM trinity.experience e
 JOIN trinity.experience_text x ON x.experience_id = coalesce(e.source_id, e.id)

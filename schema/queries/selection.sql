@@ -1,22 +1,14 @@
 -- name: read_passes
--- Where a run is in each of these tasksets, and how far their ordinals go. All columns of a pass are NULL before the
--- first group.
+-- A run's position in each of these tasksets, and the range of their ordinals. All columns of a pass are NULL before
+-- the first group.
 SELECT s.id AS taskset_id, p.issued, p.walk, p.number, p.first, p.size, p.position, p.level,
        coalesce((SELECT max(t.ordinal) + 1 FROM trinity.task t WHERE t.taskset_id = s.id), 0) AS count
 FROM unnest(%(taskset_ids)s::bigint[]) s (id)
 LEFT JOIN trinity.task_pass p ON p.run_id = %(run_id)s AND p.taskset_id = s.id
 
--- name: count_issued
--- How many rollout groups a run has started on the tasks of a taskset, by the counts of all of them: for a run that
--- started groups before passes were kept, and then only once.
-SELECT coalesce(sum(s.issued), 0)::integer AS issued
-FROM trinity.task_stat s
-JOIN trinity.task t ON t.id = s.task_id
-WHERE s.run_id = %(run_id)s AND t.taskset_id = %(taskset_id)s
-
 -- name: tasks_at
--- The tasks with these ordinals, in the order in which they are given, with what the run knows of each. An ordinal
--- whose task was deleted yields no row. LIMIT 1: looked up for each, whatever the planner thinks of the tables.
+-- The tasks with these ordinals, in the given order, with the run's statistics of each. Ordinals of deleted tasks
+-- return no row. LIMIT 1 forces a look-up per task, whatever the tables' statistics.
 SELECT n.place, t.id, coalesce(s.alpha, 1) AS alpha, coalesce(s.beta, 1) AS beta
 FROM unnest(%(positions)s::integer[], %(ordinals)s::integer[]) AS n (place, ordinal)
 CROSS JOIN LATERAL (SELECT t.id FROM trinity.task t
@@ -26,7 +18,7 @@ LEFT JOIN LATERAL (SELECT s.alpha, s.beta FROM trinity.task_stat s
 ORDER BY n.place
 
 -- name: harder_tasks
--- The tasks that follow a place in the order of their levels. Tasks that say no level come last.
+-- The next tasks in order of level after a position. Tasks without a level come last.
 SELECT t.id, t.ordinal, coalesce(t.level, 'Infinity'::double precision) AS level
 FROM trinity.task t
 WHERE t.taskset_id = %(taskset_id)s
@@ -36,7 +28,7 @@ ORDER BY coalesce(t.level, 'Infinity'::double precision), t.ordinal
 LIMIT %(limit)s
 
 -- name: save_pass
--- Records where a run is in a taskset, in the transaction that starts its groups.
+-- Records a run's position in a taskset, in the transaction that starts its groups.
 INSERT INTO trinity.task_pass AS p (run_id, taskset_id, issued, walk, number, first, size, position, level)
 VALUES (%(run_id)s, %(taskset_id)s, %(issued)s, %(walk)s, %(number)s, %(first)s, %(size)s, %(position)s, %(level)s)
 ON CONFLICT (run_id, taskset_id) DO UPDATE

@@ -1,6 +1,6 @@
 -- name: use_of_run
--- How far a run has come. It has rows if one of its rollouts ended well, a row of it was judged, or another run
--- started from it. It is trained if a step was ever committed, even one that was reopened.
+-- Progress of a run. It has rows if one of its rollouts succeeded, a row of it was judged, or another run started
+-- from it. It is trained if a step was ever committed, even if reopened.
 SELECT EXISTS (SELECT FROM trinity.rollout_group g
                JOIN trinity.rollout m ON m.group_id = g.id AND m.state = 'finished'
                WHERE g.run_id = %(run_id)s)
@@ -10,7 +10,7 @@ SELECT EXISTS (SELECT FROM trinity.rollout_group g
        EXISTS (SELECT FROM trinity.batch b WHERE b.run_id = %(run_id)s AND b.committed_at IS NOT NULL) AS is_trained
 
 -- name: failed_attempts
--- How many attempts a run has. It is asked only of runs in which no attempt ended well.
+-- Number of attempts of a run; used only for runs without a successful attempt.
 SELECT count(*) AS failed
 FROM trinity.rollout_group g JOIN trinity.rollout m ON m.group_id = g.id
 WHERE g.run_id = %(run_id)s
@@ -38,7 +38,7 @@ changed AS (
 INSERT INTO trinity.run_setting (run_id, config, host) SELECT changed.id, changed.config, %(host)s FROM changed
 
 -- name: latest_changes
--- The keys of a run's configuration that were changed, each with the time of its last change.
+-- The changed keys of a run's configuration, each with the time of its last change.
 SELECT v.key, max(v.changed_at) AS changed_at
 FROM trinity.setting_view v
 WHERE v.run = (SELECT r.name FROM trinity.run r WHERE r.id = %(run_id)s)

@@ -1,12 +1,12 @@
 -- name: show_experience
--- One experience with all that exists once for it. An adopted row shares the text of its source.
+-- One experience with its one-to-one details. An adopted row shares the text of its source.
 SELECT e.id, r.name AS run, e.state, e.held_out, e.reward, e.version_min, e.version_max,
        CASE WHEN e.version_min IS NOT NULL -- NULL if no version of the run wrote it
             THEN trinity.staleness(e.run_id, (SELECT max(p.version) FROM trinity.policy_version p
                                               WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL),
                                    e.version_min, e.version_max) END AS staleness_now,
        e.use_count, e.prompt_length, e.response_length, e.source_id, e.group_id, g.state AS group_state,
-       m.ordinal AS member, e.rollout_id, e.step, m.greedy, m.model, m.finish_reason, m.started_at, m.finished_at,
+       m.ordinal AS member, e.rollout_id, e.step, m.greedy, m.model, m.finish_reason, m.output, m.started_at, m.finished_at,
        e.worker_id, e.attempt, e.created_at, s.name AS taskset, g.task_id, t.key AS task,
        t.payload AS task_payload,
        (SELECT p.pruned_at FROM trinity.payload p WHERE p.experience_id = e.id) AS arrays_pruned_at,
@@ -20,19 +20,12 @@ LEFT JOIN trinity.task t ON t.id = g.task_id
 LEFT JOIN trinity.taskset s ON s.id = t.taskset_id
 WHERE e.id = %(id)s
 
--- name: show_tokenizer
--- The folder of the tokenizer that made an experience's tokens: the newest checkpoint of the run, or the model that
--- the run started from. NULL if the run has neither.
-SELECT coalesce((SELECT p.checkpoint FROM trinity.policy_version p
-                 WHERE p.run_id = e.run_id AND p.checkpoint IS NOT NULL ORDER BY p.version DESC LIMIT 1),
-                r.config #>> '{model,path}') AS path
-FROM trinity.experience e
-JOIN trinity.run r ON r.id = e.run_id
-WHERE e.id = %(id)s
+-- name: run_of_experience
+-- The run of an experience.
+SELECT e.run_id FROM trinity.experience e WHERE e.id = %(id)s
 
 -- name: show_rewards
--- The reward events about an experience, about the one it was adopted from, or about their rollout. The latest of each
--- name counts.
+-- The reward events of an experience, of its source if adopted, or of their rollout. The latest of each name counts.
 SELECT v.created_at, v.source, v.name, v.value, v.weight, v.created_by, v.detail,
        row_number() OVER (PARTITION BY v.name ORDER BY v.id DESC) = 1 AS latest
 FROM trinity.experience e
@@ -44,8 +37,32 @@ CROSS JOIN LATERAL (
 WHERE e.id = %(id)s
 ORDER BY v.id
 
+-- name: show_attempts
+-- The rollouts of a run with their tasks, and the ids of their experiences in order.
+SELECT m.state, m.error, m.started_at, m.finished_at, t.payload AS task,
+       ARRAY(SELECT e.id FROM trinity.experience e WHERE e.rollout_id = m.id ORDER BY e.id) AS experiences
+FROM trinity.rollout m
+JOIN trinity.rollout_group g ON g.id = m.group_id
+JOIN trinity.task t ON t.id = g.task_id
+WHERE m.run_id = %(run_id)s
+ORDER BY m.id
+
+-- name: show_replaced
+-- Options that were left out of the requests of a run's programs, by the digest of the request.
+SELECT c.digest, c.replaced
+FROM trinity.call c
+JOIN trinity.agent a ON a.id = c.agent_id
+WHERE a.run_id = %(run_id)s AND c.replaced IS NOT NULL
+
+-- name: show_sequences
+-- The sequences of an experience's attempt, if programs asked for them, and its calls that are left out of training.
+SELECT v.step, v.experience_id, v.state, v.left_out, v.calls, v.models, v.paths, v.num_tokens, v.num_trained, v.reward
+FROM trinity.sequence_view v
+WHERE v.rollout_id = (SELECT e.rollout_id FROM trinity.experience e WHERE e.id = %(id)s) AND v.calls IS NOT NULL
+ORDER BY v.step NULLS LAST
+
 -- name: show_parks
--- Where the attempt of an experience was parked, with the answers.
+-- The parks of an experience's attempt, with the answers.
 SELECT p.id AS ticket, p.parked_at, p.answered_at, p.answered_by, p.resumed_at, p.state, p.answer
 FROM trinity.experience e
 JOIN trinity.rollout m ON m.id = e.rollout_id
@@ -55,6 +72,7 @@ WHERE e.id = %(id)s
 ORDER BY p.id
 
 -- name: show_processing
+-- The processing records of an experience, oldest first.
 SELECT p.created_at, p.processor, p.processor_version, p.attempt, p.outcome, p.step, p.error
 FROM trinity.processing p
 WHERE p.experience_id = %(id)s
@@ -69,13 +87,14 @@ WHERE e.id = %(id)s
 ORDER BY d.id
 
 -- name: show_preferences
+-- The pairs that contain an experience.
 SELECT p.id, p.chosen_id, p.rejected_id, p.state, p.source, p.margin, p.use_count, p.held_out
 FROM trinity.preference p
 WHERE p.chosen_id = %(id)s OR p.rejected_id = %(id)s
 ORDER BY p.id
 
 -- name: show_batches
--- The batches that an experience was in, with the numbers they used.
+-- The batches of an experience, with the numbers that they used.
 SELECT b.id, b.step, b.state, b.sampler, b.policy_version, b.included_version, i.ordinal, i.preference_id, i.reward,
        i.advantage, i.staleness, i.weight, i.probability, b.created_at, b.committed_at
 FROM trinity.batch_item i

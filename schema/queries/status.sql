@@ -1,7 +1,7 @@
 -- name: status_runs
--- Every run, or the one with this id: its status as in run_view, its workers that have not stopped, its rows and its
--- pairs by state, and whether its latest batch took pairs. Rows of evaluations do not count. Counts are exact and scan
--- the hot rows: about 100 ms for a million.
+-- Every run, or the run with this id: its status as in run_view, its workers that have not stopped, its rows and
+-- pairs by state, and whether its latest batch took pairs. Rows of evaluations do not count. Counts are exact and
+-- scan the hot rows: about 100 ms for a million.
 SELECT r.id, r.name AS run, r.kind,
        v.status AS state,
        r.created_at, r.finished_at, r.stop_asked_at, p.version AS policy_version, p.step,
@@ -49,9 +49,9 @@ WHERE %(run_id)s::bigint IS NULL OR r.id = %(run_id)s
 ORDER BY r.id
 
 -- name: status_metrics
--- Two things that the metrics of one run say: how far the recorded log-probabilities are from those that the trainer
--- computed for the same weights (`sampling`), and the shares of their time that the trainer waits for rollouts and the
--- explorers for training (`waiting`), since the oldest of the latest batches.
+-- Two results from the metrics of one run: `sampling`, the difference between the recorded log-probabilities and
+-- the trainer's own for the same weights; and `waiting`, the shares of time that the trainer waits for
+-- rollouts and the explorers for training, since the oldest of the latest batches.
 SELECT (SELECT jsonb_build_object(
                    'step', o.step, 'outside', o.value,
                    'mean', (SELECT m.value FROM trinity.metric m
@@ -79,8 +79,8 @@ SELECT (SELECT jsonb_build_object(
                     ORDER BY b.step DESC LIMIT %(batches)s) l) b) AS waiting
 
 -- name: status_attempts
--- The attempts of one run that did not begin and were given back, and those that are parked. `missing` has the groups
--- that parts of the sampler lack for the next step.
+-- The attempts of one run that did not begin and were given back, and the parked ones. `missing`: the groups that
+-- parts of the sampler lack for the next step.
 SELECT (SELECT jsonb_build_object('rollouts', count(*), 'latest', max(m.finished_at),
                                   'why', (array_agg(m.finish_reason ORDER BY m.id DESC))[1])
         FROM trinity.rollout m
@@ -102,12 +102,12 @@ SELECT (SELECT jsonb_build_object('rollouts', count(*), 'latest', max(m.finished
                             ORDER BY w.id DESC LIMIT 1) m) AS missing
 
 -- name: status_detail
--- The state of one run: its groups by state, the staleness of its latest batches, how much was explored for training
--- and trained lately, the newest evaluation on each taskset, why rows were dropped, and which writes came too late.
--- `awaited` counts the rows that wait for a required reward; NULL if the run requires none. `unlabelled` counts the
--- rows without the reward that a label needs. `checkpoint` is the version that the trainer would resume from after a
--- crash, and the number of committed steps that it would repeat. Counts are exact and scan rows, rollouts and verdicts:
--- some hundred milliseconds for a million.
+-- The state of one run: its groups by state, the staleness of its latest batches, recent amounts of exploration for
+-- training and of training, the newest evaluation on each taskset, the reasons of drops, and late writes. `awaited`:
+-- rows that wait for a required reward; NULL if the run requires none. `unlabelled`: rows without the reward that a
+-- label needs. `checkpoint`: the version from which the trainer would resume after a crash, and the number of
+-- committed steps that it would repeat. Counts are exact and scan rows, rollouts and verdicts: some hundred
+-- milliseconds for a million.
 SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM (SELECT g.state, count(*) AS rows FROM trinity.rollout_group g
               WHERE g.run_id = %(run_id)s AND g.evaluation_id IS NULL GROUP BY g.state) s) AS groups,
@@ -170,10 +170,10 @@ SELECT (SELECT coalesce(jsonb_object_agg(s.state, s.rows), '{}')
         FROM trinity.archive a WHERE a.run_id = %(run_id)s HAVING count(*) > 0) AS archived
 
 -- name: status_rewards
--- The newest :versions versions of one run, newest first: how many rows each wrote, their mean reward, at training and now,
--- and the loss of the step that it was published after. Rewards are those of the newest :rows rows of each version, NULL
--- for all. They are what reward_at_training says, which takes 15 µs a row: it is asked only about rows that a rescore judged
--- and no batch used. The others take 3 µs a row.
+-- The newest :versions versions of one run, newest first: number of sampled rows, their mean reward at training and
+-- now, and the loss of the step before publication. Rewards are those of the newest :rows rows of each version, NULL
+-- for all. They equal reward_at_training, which takes 15 µs per row and is called only for rows that were rescored
+-- and never in a batch; the others take 3 µs per row.
 WITH newest AS MATERIALIZED (
     SELECT p.version, p.step FROM trinity.policy_version p
     WHERE p.run_id = %(run_id)s ORDER BY p.version DESC LIMIT %(versions)s
@@ -193,7 +193,7 @@ LEFT JOIN (
     SELECT w.version_min, count(*) AS rows, avg(w.reward) FILTER (WHERE w.is_read) AS reward_now,
            avg(CASE WHEN NOT w.is_read THEN NULL
                     WHEN u.id IS NOT NULL THEN u.reward
-                    -- LIMIT 1 in place of EXISTS, which the planner may answer from a hash of the whole table.
+                    -- LIMIT 1 instead of EXISTS, for which the planner may hash the whole table.
                     WHEN (SELECT v.id FROM trinity.reward_event v
                           WHERE v.rollout_id = w.rollout_id AND v.source = 'rescore' LIMIT 1) IS NULL
                          AND (SELECT v.id FROM trinity.reward_event v

@@ -1,9 +1,9 @@
 -- name: read_schema_version
--- The newest migration that was done.
-SELECT version_num AS version FROM trinity.alembic_version
+-- The newest applied migration.
+SELECT version_num AS version FROM trinity.schema_version
 
 -- name: workers_at_work
--- Workers of all runs that gave a sign of life within their lease. Also for a store whose schema is older than this code.
+-- Workers of all runs with a heartbeat within their lease. Also works on stores with an older schema.
 SELECT r.name AS run, w.role::text AS role, w.host, w.pid
 FROM trinity.worker w
 JOIN trinity.run r ON r.id = w.run_id
@@ -11,9 +11,9 @@ WHERE w.stopped_at IS NULL AND w.heartbeat_at >= clock_timestamp() - make_interv
 ORDER BY w.run_id, w.id
 
 -- name: end_sessions_of_silent_workers
--- Ends what workers of all runs that have not stopped still do, so that the upgrade does not wait for their locks. No
--- time-out of the server ends a process that froze in the middle of a pipeline or a COPY. Sessions of other accounts are
--- left alone, since not every login may end them. Also for a store whose schema is older than this code.
+-- Terminates the sessions of silent workers of all runs that have not stopped, so that the upgrade does not wait for
+-- their locks. No server timeout ends a process that froze in the middle of a pipeline or a COPY. Sessions of other
+-- accounts are skipped, since not every login may terminate them. Also works on stores with an older schema.
 SELECT pg_terminate_backend(a.pid) AS is_ended
 FROM trinity.worker w
 JOIN pg_stat_activity a ON a.application_name = 'trinity-db worker ' || w.id
@@ -21,18 +21,18 @@ WHERE w.stopped_at IS NULL AND a.datname = current_database() AND a.usename = cu
   AND a.state <> 'idle' AND a.pid <> pg_backend_pid()
 
 -- name: stop_silent_workers
--- Takes workers for gone that gave no sign of life within their lease: what they still write is refused.
+-- Fences off workers without a heartbeat within their lease: their later writes are refused.
 UPDATE trinity.worker SET stopped_at = clock_timestamp() WHERE stopped_at IS NULL
 
 -- name: wait_for_the_first_upgrade
--- Lets the sessions that make the schema take turns, until the transaction ends. Any login may take this lock, so it is
--- only for a database that has no table to lock.
+-- Serialises the sessions that create the schema, until the transaction ends. Any login may take this lock, so it is
+-- used only for a database that has no table to lock.
 SELECT pg_advisory_xact_lock(hashtext('trinity_db upgrade'))
-WHERE to_regclass('trinity.alembic_version') IS NULL
+WHERE to_regclass('trinity.schema_version') IS NULL
 
 -- name: upgrade_holder
--- The session that an upgrade waits for: of those that hold a lock of the store's tables or of
--- wait_for_the_first_upgrade, the one whose transaction is the oldest. No row if there is none.
+-- The session for which an upgrade waits: of the sessions that hold a lock on the store's tables or
+-- wait_for_the_first_upgrade, the one with the oldest transaction. No row if none exists.
 SELECT a.pid, a.usename AS login, a.application_name AS application, coalesce(a.xact_start, a.state_change) AS since
 FROM pg_locks l
 JOIN pg_stat_activity a ON a.pid = l.pid

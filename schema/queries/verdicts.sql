@@ -1,7 +1,7 @@
 -- name: lock_next_review
--- Locks the oldest open review behind the id :after of which a person may have a claim: the person has given no verdict
--- on it and holds no claim to it, and fewer people than it wants have. It skips reviews that are locked by another claim,
--- and rows that will not be trained on.
+-- Locks the oldest open review after the id :after that a person may claim: the person has no verdict on it and no
+-- claim to it, and fewer people than wanted do. Skips reviews locked by another claim, and rows that will not be
+-- trained on.
 SELECT q.id
 FROM trinity.review q
 JOIN trinity.experience e ON e.id = q.experience_id AND e.state NOT IN ('dropped', 'expired')
@@ -19,9 +19,9 @@ LIMIT 1
 FOR NO KEY UPDATE OF q SKIP LOCKED
 
 -- name: claim_review
--- Gives a person a claim to a locked review. It runs after the statement that locks, so that it sees each claim that was
--- committed before the lock. No row if other people have as many verdicts and claims as the review wants, or the person
--- has one elsewhere.
+-- Gives a person a claim to a locked review. Runs after the statement that locks, so it sees each claim committed
+-- before the lock. No row if other people already have the wanted number of verdicts and claims, or the person has a
+-- claim elsewhere.
 INSERT INTO trinity.label AS l (review_id, author, swapped, leased_until)
 SELECT q.id, %(author)s, CASE WHEN q.other_id IS NOT NULL THEN %(swapped)s::boolean END,
        clock_timestamp() + make_interval(secs => %(lease_seconds)s)
@@ -36,7 +36,7 @@ WHERE l.state = 'draft' AND l.leased_until < clock_timestamp()
 RETURNING l.id, l.attempt
 
 -- name: read_claim
--- What a person is shown of a claim, in the order in which the person sees it.
+-- A claim as shown to its person.
 SELECT l.id AS label_id, l.attempt, l.swapped, q.id AS review_id, q.source, q.name, q.lowest, q.highest,
        q.other_id IS NOT NULL AS is_pair,
        CASE WHEN q.other_id IS NULL THEN ARRAY[q.experience_id]
@@ -52,39 +52,39 @@ LEFT JOIN trinity.experience_text y ON y.experience_id = coalesce(o.source_id, o
 WHERE l.id = %(label_id)s
 
 -- name: read_reward_parts
--- What is known of the rewards of rows, for a person who asks for it.
+-- The parts of the rewards of rows, for a person who asks to see them.
 SELECT v.experience_id, v.name, v.value, v.weight, v.source
 FROM trinity.reward_part_view v
 WHERE v.experience_id = ANY(%(ids)s::bigint[])
 ORDER BY v.experience_id, v.name
 
 -- name: renew_claims
--- Puts off the end of claims that have not ended.
+-- Extends claims that have not expired.
 UPDATE trinity.label l SET leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
 FROM unnest(%(ids)s::bigint[], %(attempts)s::integer[]) AS n (id, attempt)
 WHERE l.id = n.id AND l.attempt = n.attempt AND l.state = 'draft' AND l.leased_until >= clock_timestamp()
 RETURNING l.id
 
 -- name: release_claim
--- Ends a claim at once, so that the review is free for all.
+-- Expires a claim, so that the review is free for all.
 UPDATE trinity.label l SET leased_until = clock_timestamp()
 WHERE l.id = %(label_id)s AND l.attempt = %(attempt)s AND l.state = 'draft'
 
 -- name: lock_review
--- Locks the review of a label: its verdicts change in one transaction at a time. It is locked before all rows.
+-- Locks the review of a label, before all rows: only one transaction at a time changes its verdicts.
 SELECT q.id FROM trinity.review q
 WHERE q.id = (SELECT l.review_id FROM trinity.label l WHERE l.id = %(label_id)s)
 FOR NO KEY UPDATE
 
 -- name: lock_given_review
--- Locks the review of a verdict that was given in another program, if it is the run's.
+-- Locks the review of a verdict from another program; no row if the review is not the run's.
 SELECT q.id, q.other_id IS NOT NULL AS is_pair, q.lowest, q.highest FROM trinity.review q
 WHERE q.id = %(review_id)s AND q.run_id = %(run_id)s
 FOR NO KEY UPDATE
 
 -- name: decide_label
--- Writes a verdict on a claim, under the lock of its review. A claim that has ended still takes it, as long as no other
--- person has the place. No row if the claim is another one now, or the place is taken.
+-- Writes a verdict on a claim, under the lock of its review. An expired claim still accepts it unless another person
+-- has the place. No row if the claim was replaced, or the place is taken.
 UPDATE trinity.label l
 SET state = %(answer)s::trinity.label_state, value = %(value)s, seconds = %(seconds)s, blind = %(blind)s,
     leased_until = NULL, decided_at = clock_timestamp()
@@ -97,7 +97,7 @@ WHERE l.id = %(label_id)s AND l.attempt = %(attempt)s AND l.state = 'draft' AND 
 RETURNING l.id
 
 -- name: find_label
--- A label as it is, by which a verdict that was sent twice is known.
+-- The current state of a label, which identifies a verdict that was sent twice.
 SELECT l.attempt, l.state, l.value FROM trinity.label l WHERE l.id = %(label_id)s
 
 -- name: last_decided
@@ -109,7 +109,7 @@ ORDER BY l.decided_at DESC, l.id DESC
 LIMIT 1
 
 -- name: take_back
--- Makes a verdict a claim again, under the lock of its review.
+-- Turns a verdict back into a claim, under the lock of its review.
 UPDATE trinity.label l
 SET state = 'draft', value = NULL, seconds = NULL, blind = NULL, decided_at = NULL, attempt = l.attempt + 1,
     leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
@@ -117,11 +117,11 @@ WHERE l.id = %(label_id)s AND l.state <> 'draft'
 RETURNING l.id
 
 -- name: read_given
--- The verdict that a person has given already on a locked review.
+-- The person's existing verdict on a locked review.
 SELECT l.state, l.value FROM trinity.label l WHERE l.review_id = %(review_id)s AND l.author = %(author)s
 
 -- name: give_verdict
--- Writes a verdict that was given elsewhere, in the place of what the person said before.
+-- Writes a verdict from another program, replacing the person's earlier one.
 INSERT INTO trinity.label AS l (review_id, author, state, value, swapped, seconds, decided_at)
 VALUES (%(review_id)s, %(author)s, %(answer)s::trinity.label_state, %(value)s, %(swapped)s, %(seconds)s, now())
 ON CONFLICT (review_id, author) DO UPDATE
@@ -129,7 +129,7 @@ SET state = excluded.state, value = excluded.value, swapped = excluded.swapped, 
     blind = NULL, leased_until = NULL, decided_at = excluded.decided_at, attempt = l.attempt + 1
 
 -- name: tally_review
--- Counts the verdicts on a locked review, and closes it, or opens it again, by their number.
+-- Counts the verdicts on a locked review, and closes or reopens it by their number.
 UPDATE trinity.review q
 SET closed_at = CASE WHEN t.answers >= q.wanted THEN coalesce(q.closed_at, now()) END
 FROM (SELECT count(*) FILTER (WHERE l.state IN ('submitted', 'discarded')) AS answers,
@@ -140,8 +140,9 @@ WHERE q.id = %(review_id)s
 RETURNING q.id, q.run_id, q.experience_id, q.other_id, q.source, q.name, q.weight, t.verdicts, t.mean, t.side
 
 -- name: find_correction
--- The latest statement about a review's row under the review's name, if it came about outside the review. Under the lock of
--- the row's reward. The row is a value for the view: joined by a column, it would be made for all rows of the store.
+-- The latest reward event of a review's row under the review's name, if it was made outside the review. Run it under
+-- the lock of the row's reward. The row is a value for the view: joined by a column, it would be computed for all
+-- rows of the store.
 SELECT p.event_id
 FROM trinity.reward_part_view p
 JOIN trinity.review q ON q.id = %(review_id)s AND q.name = p.name
@@ -150,7 +151,7 @@ WHERE p.experience_id = (SELECT q.experience_id FROM trinity.review q WHERE q.id
   AND (v.detail -> 'review' = to_jsonb(q.id)) IS NOT TRUE
 
 -- name: record_decision
--- Records what people decide of a pair from now on, if it is something else than before. No row if it is not.
+-- Records people's decision on a pair from now on. No row if it is unchanged.
 INSERT INTO trinity.decision (review_id, side)
 SELECT %(review_id)s, %(side)s::smallint
 WHERE (SELECT d.side FROM trinity.decision d WHERE d.review_id = %(review_id)s ORDER BY d.id DESC LIMIT 1)
@@ -158,11 +159,12 @@ WHERE (SELECT d.side FROM trinity.decision d WHERE d.review_id = %(review_id)s O
 RETURNING id
 
 -- name: prefer
--- Writes the preference for the side of a pair that people found better, unless it is there.
+-- Writes the preference for the side that people found better, unless it exists.
 INSERT INTO trinity.preference (run_id, chosen_id, rejected_id, source, held_out, origin_id, seed, upheld, gives_labels)
-SELECT r.id, chosen.id, rejected.id, %(source)s, chosen.held_out, coalesce(chosen.source_id, chosen.id),
-       CASE WHEN NOT chosen.held_out THEN r.seed END, true, r.draws = 'labels'
-FROM trinity.run r, trinity.experience chosen, trinity.experience rejected
+SELECT r.id, chosen.id, rejected.id, %(source)s, kept.is_so, coalesce(chosen.source_id, chosen.id),
+       CASE WHEN NOT kept.is_so THEN r.seed END, true, r.draws = 'labels'
+FROM trinity.run r, trinity.experience chosen, trinity.experience rejected,
+     LATERAL (SELECT chosen.held_out OR rejected.held_out AS is_so) kept
 WHERE r.id = %(run_id)s AND %(side)s <> 0
   AND chosen.id = CASE WHEN %(side)s > 0 THEN %(first_id)s::bigint ELSE %(other_id)s::bigint END
   AND rejected.id = CASE WHEN %(side)s > 0 THEN %(other_id)s::bigint ELSE %(first_id)s::bigint END
@@ -170,8 +172,8 @@ WHERE r.id = %(run_id)s AND %(side)s <> 0
 ON CONFLICT (run_id, chosen_id, rejected_id) DO NOTHING
 
 -- name: uphold_preferences
--- Moves the preferences of a pair into passes, or out of them, by what people decided. If no verdict counts any more, a
--- pair that was derived from rewards follows these again, an imported one is drawn, and one that people made is not.
+-- Adds the preferences of a pair to passes, or removes them, by people's decision. If no verdict counts any longer, a
+-- pair derived from rewards follows these again, an imported pair is drawn, and a pair that people made is not.
 WITH held AS MATERIALIZED (
     SELECT p.id, p.chosen_id = %(first_id)s AS is_first
     FROM trinity.preference p

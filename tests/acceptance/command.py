@@ -20,8 +20,8 @@ import psycopg
 import yaml
 from psycopg.rows import dict_row
 
-from tests.postgres import new_database
-from tests.waiting import WAIT_SECONDS, wait_until
+from tests.support.postgres import new_database
+from tests.support.waiting import WAIT_SECONDS, wait_until
 
 COMMAND = Path(sys.executable).with_name("trinity-db")
 # Starts a command that finds the folder empty which is named first. It needs the right to make namespaces.

@@ -16,11 +16,11 @@ import transformers
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from tests import saving
-from tests.recipes import recipe
-from trinity_db.arrays import Payload
+from tests.support import saving
+from tests.support.recipes import recipe
+from trinity_db.arrays.codec import Payload
 from trinity_db.models import load_tokenizer
-from trinity_db.models.unread import UnreadModel
+from trinity_db.models.lazy_weights import UnreadModel
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.distribution import ranks
 from trinity_db.trainer.distribution.ranks import Ranks

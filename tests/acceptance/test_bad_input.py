@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.acceptance.command import MODEL, Ended, Store, new_store, reversals
-from tests.postgres import execute, on_database
+from tests.support.postgres import execute, on_database
 
 GROUP_SIZE, MAX_ATTEMPTS = 8, 3
 LONG, UNKNOWN = "0" * 20, "abc"
@@ -78,7 +78,7 @@ CASES = {
     ),
     "override without a value": Case("write it as key.path=value", GRPO, ("--set", "trainer.steps")),
     "no model folder": Case("nowhere: no such model folder", GRPO | {"model": {"path": "nowhere"}}),
-    "no model in the folder": Case("is no model folder", GRPO | {"model": {"path": "{folder}"}}),
+    "no model in the folder": Case("is not a model folder", GRPO | {"model": {"path": "{folder}"}}),
     "no model for a role": Case("no such model folder", GRPO | {"model": {"path": "nowhere"}}, (), "train"),
     "unknown run as model": Case("There is no run 'teacher'", GRPO | {"model": {"run": "teacher"}}),
     "unknown taskset": Case("There is no taskset 'revers'", GRPO | {"taskset": "revers"}),
@@ -106,14 +106,14 @@ CASES = {
         "there is no file nowhere.py", GRPO | {"explorer": {"workflow": "nowhere.py:f"}}, (), "explore"
     ),
     "workflow that is no coroutine": Case(
-        "is no coroutine; define it with: async def",
+        "is not a coroutine function; define it with: async def",
         GRPO | {"explorer": {"workflow": "{folder}/rewards.py:fussy"}},
     ),
     "unknown engine": Case(
         "explorer.engine: there is no engine 'vlm'", GRPO | {"explorer": {"engine": "vlm"}}
     ),
     "engine that is not installed": Case(
-        "make an environment for it with: trinity-db engine install vllm",
+        "install it with: trinity-db engine install vllm",
         GRPO | {"explorer": {"engine": "vllm"}},
     ),
     "unknown option of an engine": Case(
@@ -168,7 +168,7 @@ def places(
 ) -> Iterator[dict[str, str]]:
     """What stands in braces in the cases."""
     with new_store(server, template, tmp_path_factory.mktemp("newer")) as newer:
-        execute(newer.url, "UPDATE trinity.alembic_version SET version_num = '9999'")
+        execute(newer.url, "UPDATE trinity.schema_version SET version_num = '9999'")
         yield {"{folder}": str(store.folder), "{newer}": newer.url, "{bare}": on_database(server, "postgres")}
 
 
@@ -248,7 +248,7 @@ def test_prompts_the_model_cannot_take_fail_with_the_reason(store: Store) -> Non
     )
     errors = {row["prompt"]: row["error"] for row in failed}
     assert errors.keys() == {LONG, UNKNOWN}
-    assert errors[LONG] == "A prompt of 21 tokens does not fit: this model takes 1 to 15."
+    assert errors[LONG] == "A prompt of 21 tokens does not fit: this model accepts 1 to 15."
     assert errors[UNKNOWN].startswith("The tokenizer cannot encode 'abc='")
     assert all(row["members"] % GROUP_SIZE == 0 for row in failed)
 

@@ -57,10 +57,10 @@ def test_another_configuration_is_refused_without_the_flag(refused: Ended) -> No
     assert refused.code == 1
     (line,) = refused.error_lines
     assert (
-        "trainer.learning_rate, trainer.schedule, trainer.steps may change for what follows, with --change"
+        "trainer.learning_rate, trainer.schedule, trainer.steps may change for later steps, with --change"
         in line
     )
-    assert "To go on as the run began" not in line  # no key has to go back
+    assert "To continue with the run's values" not in line  # no key has to go back
 
 
 def test_a_finished_run_goes_on_with_the_new_rate_over_the_new_number_of_steps(
@@ -177,4 +177,4 @@ def test_a_run_that_explores_nothing_has_processors_that_remove_old_rows(store: 
         assert [row["family"] for row in store.rows(entered)] == families
     wrong = store.run("run", config, "--set", "processors.retention.metrics=1y", "--change")
     assert (wrong.code, len(wrong.error_lines)) == (1, 1), wrong.stderr
-    assert "processors.retention.metrics: '1y' is no age; say it as 30d, 12h or 90m" in wrong.error_lines[0]
+    assert "processors.retention.metrics: '1y' is not a duration; write it as 30d" in wrong.error_lines[0]

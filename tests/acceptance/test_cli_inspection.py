@@ -17,11 +17,11 @@ from typing import Any, Self
 import pyarrow.parquet as pq
 import pytest
 
-from tests.postgres import by_login, discard, execute, new_database, new_home, on_database
-from tests.rows import Scene
-from tests.waiting import wait_until
-from trinity_db import embedded
-from trinity_db.database import Database
+from tests.support.postgres import by_login, discard, execute, new_database, new_home, on_database
+from tests.support.rows import Scene
+from tests.support.waiting import wait_until
+from trinity_db.postgres import embedded
+from trinity_db.postgres.connection import Database
 
 WAIT_SECONDS = 60.0
 
@@ -114,9 +114,9 @@ def test_the_embedded_server_starts_when_it_is_needed_and_stops_when_told(
     try:
         # An empty TRINITY_DB_URL is none.
         assert call("", "status")[1].startswith("There are no runs yet")
-        assert call("", "db", "stop") == (0, f"The embedded server is stopped ({home}).\n", "")
+        assert call("", "db", "stop") == (0, f"The embedded server has stopped ({home}).\n", "")
         assert call("", "db", "stop") == (0, f"The embedded server was not running ({home}).\n", "")
-        assert call("", "db", "start") == (0, f"The embedded server runs ({home}).\n", "")
+        assert call("", "db", "start") == (0, f"The embedded server is running ({home}).\n", "")
         assert embedded.running(home)
     finally:
         discard(embedded.cluster(home))
@@ -167,7 +167,7 @@ def test_parquet_goes_to_a_pipe_but_not_to_a_terminal(url: str) -> None:
         table = pq.read_table(io.BytesIO(process.communicate(timeout=WAIT_SECONDS)[0]))
     assert table.to_pydict() == {"id": [1, 2]}
     with Terminal(url, *query) as terminal:
-        terminal.wait_for("parquet is no text")
+        terminal.wait_for("parquet is binary")
         assert terminal.process.wait(WAIT_SECONDS) == 2
 
 

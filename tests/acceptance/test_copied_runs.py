@@ -73,7 +73,7 @@ def test_the_commands_say_what_they_copied(copied: Copied) -> None:
     assert copied.imported.stdout.startswith(f"run 'copied': {rows:,} rows of ")
     assert copied.again.code == 1
     assert copied.again.error_lines == [
-        "error: There is a run or taskset 'copied' already; name the copy with --name."
+        "error: A run or taskset 'copied' already exists; name the copy with --name."
     ]
 
 

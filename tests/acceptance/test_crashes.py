@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.acceptance.command import Ended, Process, Store, new_store, reversals, reversing
-from tests.processes import is_alive
-from tests.waiting import wait_until
+from tests.support.processes import is_alive
+from tests.support.waiting import wait_until
 
 STEPS, BATCH_SIZE = 80, 4
 RUN = reversing(
@@ -121,7 +121,7 @@ def hurried(store: Store, config: Path, interrupted: Ended) -> Ended:
         # Frozen, or it could be gone before the second signal.
         os.kill(store.value(PID, role=role), signal.SIGSTOP)
     process.signal(signal.SIGTERM)
-    wait_until(lambda: "once more" in process.errors, "it has heard the first")
+    wait_until(lambda: "repeat to kill" in process.errors, "the first signal arrives")
     process.signal(signal.SIGTERM)
     return process.wait(timeout=10)
 
@@ -201,7 +201,7 @@ def test_roles_go_on_after_lost_connections(workers_around_cuts: tuple[list[int]
 
 def test_ctrl_c_ends_a_run_well_and_says_how_it_goes_on(interrupted: Ended) -> None:
     assert interrupted.code == 0, interrupted.stderr
-    assert interrupted.error_lines == ["Stopped; the same command goes on where it stopped."]
+    assert interrupted.error_lines == ["Stopped; repeat the command to continue."]
 
 
 def test_ctrl_c_leaves_no_process_behind(store: Store, interrupted: Ended) -> None:

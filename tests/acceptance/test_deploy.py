@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 from tests.acceptance.command import COMMAND, Process, Store, reversals, reversing
-from tests.postgres import cluster_15, discard, start
-from tests.waiting import wait_until
-from trinity_db.embedded.accounts import server_account
+from tests.support.postgres import cluster_15, discard, start
+from tests.support.waiting import wait_until
+from trinity_db.postgres.embedded.accounts import server_account
 
 pytestmark = pytest.mark.slow
 
@@ -156,7 +156,9 @@ def test_the_page_of_compose_is_open_to_people_by_the_port_of_this_machine(
     (folder / "people.yaml").write_text("ann: manage\n")
     page = Process([ROLE, *command, "--port", str(port)], environment, folder)
     try:
-        wait_until(lambda: "Ctrl-C ends it." in page.output or not page.running, "the page is served")
+        wait_until(
+            lambda: "Press Ctrl-C to end the page." in page.output or not page.running, "the page is served"
+        )
         found = re.search(rf"For ann: (http://127\.0\.0\.1:{port}/\S+)", page.output)
         assert found is not None, page.errors
         with build_opener(HTTPCookieProcessor()).open(found[1]) as answer:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.command import MODEL, Store, new_store, reversals
-from trinity_db.config import ScratchConfig
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.models import build_scratch
 
 pytestmark = pytest.mark.slow
@@ -58,5 +58,5 @@ def test_a_teacher_with_other_tokens_is_refused_before_the_run_is_created(store:
         ended = store.run(command, config)
         assert ended.code != 0
         [line] = ended.error_lines
-        assert "has other tokens (9) than the run's model (8): '=' is not the same in both" in line
+        assert "has other tokens (9) than the run's model (8): '=' differs" in line
     assert store.value("SELECT count(*) FROM run WHERE name = 'strange'") == 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.command import COMMAND, Ended
-from tests.hub import CARD, COMMIT, Hub, parquet, serving
-from trinity_db.imports.readers import open_rows
+from tests.support.hub import CARD, COMMIT, Hub, parquet, serving
+from trinity_db.data.files.readers import open_rows
 
 TRAIN, TEST = "main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"
 ROWS = [{"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": "4"}]

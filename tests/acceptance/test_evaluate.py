@@ -102,7 +102,7 @@ def test_a_command_that_was_killed_is_repeated_and_goes_on(store: Store) -> None
     assert store.value(OTHER_TOKENS) == 0
     again = store.run(*command)
     assert again.code == 0
-    assert "version 3 less version 0, 26 tasks" in again.stdout
+    assert "version 3 minus version 0, 26 tasks" in again.stdout
 
 
 def test_a_model_in_a_folder_is_evaluated_and_answers_as_the_version_that_it_is(store: Store) -> None:
@@ -125,9 +125,9 @@ def test_a_model_in_a_folder_is_evaluated_and_answers_as_the_version_that_it_is(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "--version", "1"), "run 'run' has no checkpoint of it; there are: 0, 2, 3."),
+        (("run", "--version", "1"), "run 'run' has no checkpoint of it; available: 0, 2, 3."),
         (("rnu",), "There is no run 'rnu'; did you mean 'run'?"),
-        (("/",), "/ is a model: say with --config how its answers are made and judged."),
+        (("/",), "/ is a model: define its workflow and rewards with --config."),
         (("reverse",), "There is no run 'reverse'"),
     ],
 )

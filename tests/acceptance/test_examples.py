@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.acceptance.command import Store, new_store
-from tests.examples import ROOT, curve, script
-from trinity_db import arrays, functions
+from tests.support.examples import ROOT, curve, script
+from trinity_db.arrays import codec
+from trinity_db.config import user_functions
 from trinity_db.models import load_tokenizer
 
 EXAMPLES = ("calculator", "frozenlake")
@@ -82,13 +83,13 @@ def test_each_example_was_trained_and_has_a_curve(store: Store) -> None:
 
 
 def test_the_turns_of_the_policy_are_trained_and_the_calculators_are_not(store: Store) -> None:
-    calculate: Any = functions.find(f"{ROOT}/configs/calculator/calculator.py:calculate", "tool", {})
+    calculate: Any = user_functions.find(f"{ROOT}/configs/calculator/calculator.py:calculate", "tool", {})
     tokenizer = load_tokenizer(Path(store.value(STARTING_MODEL)))
     rows = store.rows(PAYLOADS)
     called = 0
     assert rows
     for row in rows:
-        payload = arrays.decode(row["codec"], row["data"], row["num_tokens"])
+        payload = codec.decode(row["codec"], row["data"], row["num_tokens"])
         parts = [
             (trained, [int(token) for token, _ in pairs])
             for trained, pairs in groupby(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.command import COMMAND, Store, new_store
-from tests.waiting import WAIT_SECONDS
+from tests.support.waiting import WAIT_SECONDS
 
 WIDTH = 32
 # Clears the screen, names the window, asks the terminal for an answer, turns the writing around.
@@ -99,7 +99,7 @@ def test_single_keys_judge_rows_and_no_text_reaches_the_terminal_raw(
     shown += terminal.ask()
     terminal.press("\x1b[A")  # an arrow is no key
     terminal.press("r")
-    terminal.see("Nothing has given a reward")
+    terminal.see("No rewards yet")
     terminal.press("b")
     shown += terminal.ask()
     terminal.press("u")
@@ -107,12 +107,12 @@ def test_single_keys_judge_rows_and_no_text_reaches_the_terminal_raw(
     terminal.press("s")
     terminal.ask()
     terminal.press("d")
-    terminal.see("You judged all")
+    terminal.see("You judged everything")
     terminal.ask()
     terminal.press("u")  # the last verdict of the queue
     terminal.ask()
     terminal.press("d")
-    terminal.see("You judged all")
+    terminal.see("You judged everything")
     terminal.ask()
     terminal.press("q")
     terminal.see("Verdicts: 3.")
@@ -146,7 +146,7 @@ def test_a_killed_session_gives_its_rows_back_and_the_person_goes_on(
     terminals.append(terminal := Terminal(store, "said", "--by", "ann"))
     assert "the end" in terminal.ask()
     terminal.press("r")
-    terminal.see("Nothing has given a reward")  # it waits for keys, and holds this row and the next one
+    terminal.see("No rewards yet")  # it waits for keys, and holds this row and the next one
     assert store.value("SELECT count(*) FROM label WHERE leased_until >= now()") == 2
     terminal.process.send_signal(signal.SIGINT)  # Ctrl-C
     assert terminal.end() == 130
@@ -165,14 +165,14 @@ def test_without_a_terminal_each_line_is_a_key(store: Store) -> None:
 
     wrong = label("g\nwhat\n")
     assert wrong.returncode == 1
-    assert "Line 2 of the input: 'what' is no key; known: g, b, s, d, u, r, q" in wrong.stderr
+    assert "Line 2 of the input: 'what' is not a key; use one of: g, b, s, d, u, r, q" in wrong.stderr
     assert store.value("SELECT count(*) FROM label WHERE state = 'submitted'") == 1, "the first line stands"
     ended = label("b\nu\n\ng\nb\n")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "\x1b" not in ended.stdout
-    assert "You judged all that waited for you" in ended.stdout
+    assert "You judged everything that waited for you" in ended.stdout
     assert [row["value"] for row in store.rows(SAID)] == [1, 1, 0]
-    assert "The last verdict is taken back." in label("u\ng\n").stdout
+    assert "The last verdict was undone." in label("u\ng\n").stdout
     assert [row["value"] for row in store.rows(SAID)] == [1, 1, 1]
     closed = subprocess.run(
         ["sh", "-c", f"{COMMAND} label said --by ann <&-"],
@@ -196,8 +196,9 @@ def test_other_programs_get_the_queue_and_give_verdicts_back(store: Store, tmp_p
             {"completed_by": 10, "was_cancelled": False, "lead_time": 4.2, "result": [result]}
         ]
     file.write_text(json.dumps(tasks))
-    assert "3 verdicts are new, 0 changed, 0 known" in store.run("label", "said", "--from", file).stdout
-    assert "0 verdicts are new, 0 changed, 3 known" in store.run("label", "said", "--from", file).stdout
+    imported = [store.run("label", "said", "--from", file).stdout for _ in range(2)]
+    assert "3 verdicts are new, 0 changed, 0 already known" in imported[0]
+    assert "0 verdicts are new, 0 changed, 3 already known" in imported[1]
     assert store.rows("SELECT DISTINCT author, value, seconds FROM label") == [
         {"author": "label_studio:10", "value": 1, "seconds": 4.2}
     ]

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.acceptance.command import Ended, Store, new_store, reversals
-from tests.postgres import by_login
+from tests.support.postgres import by_login
+
+pytestmark = pytest.mark.slow
 
 STEPS, GROUPS, EXPERTS = 6, 2, 5
 PARTS = {"apart": {"sampler": {"name": "uniform", "where": "reward_std > 0"}}, "rest": {}}

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from tests.acceptance.command import MODEL, Ended, Store, new_store, reversals, reversing
-from tests.hub import COMMIT, NAME, Hub, model_files, serving
-from trinity_db.config import ScratchConfig
+from tests.support.hub import COMMIT, NAME, Hub, model_files, serving
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.models import build_scratch
+
+pytestmark = pytest.mark.slow
 
 PINNED = f"main@{COMMIT}"
 NAMED = {"path": NAME, "prompt_template": MODEL["prompt_template"]}

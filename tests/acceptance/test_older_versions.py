@@ -10,6 +10,8 @@ from tests.acceptance.command import Store, new_store, reversals, reversing
 from trinity_db.models import folder_digest
 from trinity_db.weights import packed
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6
 VERSIONS = (
     "SELECT version, checkpoint, checkpoint_hash FROM policy_version WHERE version > 0 ORDER BY version"
@@ -72,7 +74,7 @@ def test_a_damaged_delta_says_which_versions_are_lost(store: Store) -> None:
     last = max(deltas(store))
     [row] = [row for row in store.rows(VERSIONS) if row["version"] == last]
     assert not folder_digest.verify(Path(row["checkpoint"]), row["checkpoint_hash"])
-    files = packed.place_of(Path(row["checkpoint"])) / packed.FILES
+    files = packed.delta_folder(Path(row["checkpoint"])) / packed.FILES
     largest = max((path for path in files.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1

@@ -8,6 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.acceptance.command import Ended, Process, Store, new_store, reversals
+from tests.support.imported_modules import ImportedModules
 
 GROUP_SIZE, BATCH_SIZE = 4, 4
 ONLINE: dict[str, Any] = {
@@ -24,6 +25,15 @@ class Finished(NamedTuple):
     run: str
     steps: int
 
+
+PACKAGES = {"explore": "explorer", "process": "processors", "train": "trainer"}
+"""The package of each role."""
+SETTINGS = {
+    *("explorer", "explorer.config", "explorer.engines", "explorer.engines.settings"),
+    *("processors", "processors.config", "processors.lists", "processors.lists.limits"),
+    *("trainer", "trainer.config", "ray.config", "insight.sinks.config"),
+}
+"""Modules with settings, which every role reads. Those of algorithms are in trainer.recipes."""
 
 ASYNC, SYNC = Finished("async", 12), Finished("sync", 4)
 
@@ -55,12 +65,16 @@ def shown(store: Store) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def asynchronous(store: Store) -> Ended:
+def imported(store: Store) -> ImportedModules:
+    return ImportedModules(store.folder / "imported")
+
+
+@pytest.fixture(scope="module")
+def asynchronous(store: Store, imported: ImportedModules) -> Ended:
     """A supervised run that allows one version of staleness."""
     trainer = {"steps": ASYNC.steps, "batch_size": BATCH_SIZE, "learning_rate": 1e-3}
-    return store.run(
-        "run", store.config(ASYNC.run, max_staleness=1, trainer=trainer, metrics=shown(store), **ONLINE)
-    )
+    config = store.config(ASYNC.run, max_staleness=1, trainer=trainer, metrics=shown(store), **ONLINE)
+    return store.run("run", config, PYTHONPATH=str(imported.folder))
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +103,18 @@ def test_a_supervised_run_ends_well(asynchronous: Ended) -> None:
     assert asynchronous.code == 0, asynchronous.stderr
     assert "needs up to " in asynchronous.stderr, "how much disk versions and checkpoints need"
     assert asynchronous.error_lines == []
+
+
+@pytest.mark.parametrize("role", PACKAGES)
+@pytest.mark.usefixtures("asynchronous")
+def test_a_role_imports_only_the_settings_of_other_roles(imported: ImportedModules, role: str) -> None:
+    names = imported.of(role)
+    assert "ray" not in names
+    inner = {name.removeprefix("trinity_db.") for name in names if name.startswith("trinity_db.")}
+    assert f"{PACKAGES[role]}.service" in inner
+    others = tuple(package for other, package in PACKAGES.items() if other != role)
+    foreign = {name for name in inner if name.startswith((*others, "insight.sinks.", "ray."))}
+    assert {name for name in foreign - SETTINGS if not name.startswith("trainer.recipes")} == set()
 
 
 def test_roles_started_one_by_one_end_with_their_run(synchronous: list[Ended], store: Store) -> None:

@@ -10,7 +10,7 @@ from tests.acceptance.command import Ended, Store, new_store, reversals
 STEPS, BATCH_SIZE = 2, 4
 
 MINE = '''
-from trinity_db.processors.step import step
+from trinity_db.processors.lists.step import step
 
 
 @step(version=2)
@@ -102,7 +102,7 @@ def test_the_run_keeps_by_which_steps_it_was_processed(store: Store, mine: Path)
     names = {row["processor"]: [(step["name"], step["version"]) for step in row["steps"]] for row in lists}
     assert names == {
         "clean": [("finite_logprobs", 1), (f"{mine}:no_fours", 2)],
-        "score": [("exact_match", 1), (f"{mine}:brief", 1)],
+        "score": [("exact_match", 2), (f"{mine}:brief", 1)],
     }
     assert lists[1]["steps"][1]["options"] == {"characters": 2}
     shown = store.run("status", "own").stdout

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import trinity_db
-from tests.postgres import by_login, new_database
+from tests.support.postgres import by_login, new_database
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -28,6 +29,14 @@ name: offline
 model: {scratch: {}}
 data: [set]
 algorithm: sft
+"""
+ARCHIVING = """
+name: archiving
+model: {scratch: {}}
+taskset: sums
+algorithm: grpo
+trainer: {steps: 1}
+processors: {archive: {}}
 """
 ONLINE = """
 name: online
@@ -72,6 +81,8 @@ def command(environment: Path, server: str, tmp_path_factory: pytest.TempPathFac
     (neutral / "tasks.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     (neutral / "offline.yaml").write_text(OFFLINE)
     (neutral / "online.yaml").write_text(ONLINE)
+    (neutral / "archiving.yaml").write_text(ARCHIVING)
+    (neutral / "other.parquet").write_bytes(b"PAR1")
     with new_database(server, "template0") as url:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         variables |= {"TRINITY_DB_URL": url, "TRINITY_DB_READ_URL": by_login(url)}
@@ -81,8 +92,9 @@ def command(environment: Path, server: str, tmp_path_factory: pytest.TempPathFac
             given = [str(environment / "bin" / program), *arguments]
             return subprocess.run(given, cwd=neutral, env=variables, capture_output=True, text=True)
 
-        made = call("trinity-db", "db", "init")
-        assert made.returncode == 0, made.stderr
+        for arguments in ("db init", "import tasks.jsonl --as tasks --name sums"):
+            made = call("trinity-db", *arguments.split())
+            assert made.returncode == 0, made.stderr
         yield call
 
 
@@ -104,7 +116,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_test(wheel: Path) -> N
     }
     for name in (
         "py.typed",
-        "schema/views.sql",
+        "schema/views/rows.sql",
         "schema/queries/batches.sql",
         "schema/migrations/script.py.mako",
         "page/style.css",
@@ -122,7 +134,7 @@ def test_bare_names_are_not_importable_where_it_is_installed(command: Command) -
 
 def test_it_imports_where_nothing_but_its_dependencies_is_installed(command: Command) -> None:
     modules = "trinity_db.schema, trinity_db.trainer.config, trinity_db.explorer.config"
-    modules += ", trinity_db.processors.service, trinity_db.imports.importer, trinity_db.imports.exporter"
+    modules += ", trinity_db.processors.service, trinity_db.data.importer, trinity_db.data.exporter"
     done = command("python", "-I", "-c", f"import {modules}; print(trinity_db.__file__)")
     assert done.returncode == 0, done.stderr
     assert "site-packages" in done.stdout
@@ -150,7 +162,7 @@ def test_the_store_works_without_the_extras(command: Command) -> None:
         done = command("trinity-db", *arguments)
         assert done.returncode == 0, (arguments, done.stderr)
     counted = command("trinity-db", "sql", "SELECT count(*) AS n FROM task", "--format", "json")
-    assert json.loads(counted.stdout) == [{"n": 1}]
+    assert json.loads(counted.stdout) == [{"n": 2}]
 
 
 @pytest.mark.parametrize(
@@ -172,6 +184,34 @@ def test_a_command_that_lacks_an_extra_says_which_to_install(
     [line] = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert line.endswith("pip install 'trinity-db[train]'")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("export", "sums", "tasks.parquet", "--as", "tasks"),
+        ("sql", "SELECT 1 AS n", "--format", "parquet", "--output", "n.parquet"),
+        ("import", "other.parquet", "--as", "tasks", "--name", "other"),
+        ("process", "archiving.yaml", "--drain"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_reads_or_writes_arrow_names_the_extra(
+    command: Command, arguments: tuple[str, ...]
+) -> None:
+    done = command("trinity-db", *arguments)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.endswith("pip install 'trinity-db[lance]'")
+
+
+def test_the_readme_of_the_package_has_no_relative_link(wheel: Path) -> None:
+    files = zipfile.ZipFile(wheel)
+    [name] = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = files.read(name).decode()
+    assert "Description-Content-Type: text/markdown" in metadata
+    assert "# trinity-db" in metadata
+    assert re.findall(r"\]\((?!https?:|#)[^)]+\)", metadata) == []
 
 
 def run(arguments: Sequence[object], cwd: Path) -> subprocess.CompletedProcess[str]:

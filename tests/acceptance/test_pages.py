@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.acceptance.command import COMMAND, Store, new_store
-from tests.documents import ROOT, of_page, sql
+from tests.support.documents import ROOT, of_page, sql
 
 START = ROOT / "docs" / "start"
 NUM_STEPS = 4

@@ -7,7 +7,7 @@ import pytest
 
 from tests.acceptance.command import Store, new_store, reversals
 from tests.acceptance.test_recording import ENGINE
-from trinity_db import arrays
+from trinity_db.arrays import codec
 
 MEMBERS, TOKENS = 2, 3
 
@@ -78,5 +78,5 @@ def test_explorers_that_are_killed_lose_no_parked_attempt_and_double_none(store:
     assert [row["response_length"] for row in rows] == [2 * TOKENS] * MEMBERS
     for ticket, row in zip(tickets, rows, strict=True):
         [found] = store.rows(PAYLOAD, id=row["id"])
-        assert arrays.decode(*found.values()).token_ids.tolist()[:-TOKENS] == states[ticket]
+        assert codec.decode(*found.values()).token_ids.tolist()[:-TOKENS] == states[ticket]
     assert store.value("SELECT count(*) FROM call") == 0

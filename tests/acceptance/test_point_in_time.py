@@ -25,10 +25,10 @@ from tests.chaos.promises import (
     test_the_lineage_of_the_last_version_is_every_committed_use_once,
     test_use_counts_are_those_of_the_committed_batches,
 )
-from tests.postgres import cluster_15, discard
-from trinity_db.embedded.accounts import as_account, server_account
-from trinity_db.embedded.cluster import Cluster
-from trinity_db.embedded.place import SUPERUSER
+from tests.support.postgres import cluster_15, discard
+from trinity_db.postgres.embedded.accounts import as_account, server_account
+from trinity_db.postgres.embedded.cluster import Cluster
+from trinity_db.postgres.embedded.home_paths import SUPERUSER
 
 pytestmark = pytest.mark.slow
 

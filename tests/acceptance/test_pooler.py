@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from tests.acceptance.command import MODEL, Ended, Store, reversals, reversing
-from tests.pooler import POOL_SIZE, Pooler
-from tests.postgres import by_login, cluster_18, discard, execute, new_home, on_database, start
-from trinity_db.embedded.cluster import Cluster
+from tests.support.pooler import POOL_SIZE, Pooler
+from tests.support.postgres import by_login, cluster_18, discard, execute, new_home, on_database, start
+from trinity_db.postgres.embedded.cluster import Cluster
 
 pytestmark = pytest.mark.slow
 

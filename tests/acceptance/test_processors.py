@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.acceptance.command import Store, new_store, reversals
-from tests.rows import Scene
-from tests.waiting import wait_until
-from trinity_db.database import Database
+from tests.support.rows import Scene
+from tests.support.waiting import wait_until
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import runs, workers
-from trinity_db.store.selection import Selection
+from trinity_db.store.selection import TaskSelection
 
 # `slow` judges until the gate opens; `deadly` ends the process as a segfault would.
 FUNCTIONS = """
@@ -64,7 +64,7 @@ def explore(store: Store, *rewards: float) -> None:
     with closing(Database(store.url)) as database:
         with database.transaction() as tx:
             run = runs.find(tx, "run")
-            selection = Selection({runs.find_taskset(tx, "tasks"): 1.0}, seed=0, walk="sequential")
+            selection = TaskSelection({runs.find_taskset(tx, "tasks"): 1.0}, seed=0, walk="sequential")
             scene = Scene(database, run, selection, *(workers.register(tx, run, of) for of in WorkerRole))
         scene.explore(1, rewards=rewards)
 
@@ -79,7 +79,7 @@ def test_a_stop_keeps_what_is_judged_and_gives_the_rest_back(store: Store) -> No
     processors = store.start("process", config)
     wait_until((store.folder / "judging").exists, "the first row is being judged")
     processors.signal(signal.SIGTERM)
-    wait_until(lambda: "finishing what is in hand" in processors.errors, "it hears the signal")
+    wait_until(lambda: "finishing current work" in processors.errors, "it hears the signal")
     (store.folder / "gate").touch()
     assert processors.wait().code == 0
     assert counts(store) == {"clean": 2, "scored": 1}

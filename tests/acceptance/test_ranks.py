@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from tests.acceptance import steps_of_ranks
 from tests.acceptance.command import TORCHRUN
-from tests.saving import checkpoint_of
-from trinity_db.config import ScratchConfig
+from tests.support.saving import checkpoint_of
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.models import build_scratch, folder_digest
 from trinity_db.trainer.checkpoints.checkpoint import TENSORS_FILE
 from trinity_db.trainer.distribution.ranks import ALONE

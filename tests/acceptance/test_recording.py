@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.acceptance.command import Process, Store, new_store, reversals
-from tests.processes import is_alive
-from tests.waiting import WAIT_SECONDS, wait_until
+from tests.support.processes import is_alive
+from tests.support.waiting import WAIT_SECONDS, wait_until
 
 AGENTS, CALLS, TOKENS = 4, 12, 3
 
@@ -57,7 +57,7 @@ for _ in range(CALLS):
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/completions", body, headers)
     text += json.load(urllib.request.urlopen(request))["choices"][0]["text"] + "="
     print(text, file=open(f"{sys.argv[1]}/said-{os.getpid()}", "w"), flush=True)
-print(len(text))
+print("reward:", len(text))
 """
 TEXTS = """
 SELECT t.prompt || t.response AS text, e.response_length AS tokens
@@ -183,8 +183,8 @@ def test_killing_the_explorer_kills_its_programs_and_their_attempts_are_made_aga
 def test_a_stop_ends_the_endpoint_and_its_agents_may_go_on_later(store: Store) -> None:
     config = config_of(store)
     served = store.start("serve", config, "--port", "0", "--groups", "1")
-    wait_until(lambda: "agents ask at" in served.errors, "the endpoint")
-    url = served.errors.partition("agents ask at ")[2].split()[0]
+    wait_until(lambda: "endpoint for agents:" in served.errors, "the endpoint")
+    url = served.errors.partition("endpoint for agents: ")[2].split()[0]
     agent = Agent(url)
     wait_until(lambda: agent.answered > 1, "answers")
     served.signal(signal.SIGINT)
@@ -201,6 +201,6 @@ def test_other_machines_are_served_by_a_key_alone(store: Store) -> None:
     ended = store.run("serve", config_of(store), "--host", "0.0.0.0")
     assert ended.code == 1
     assert ended.error_lines == [
-        "error: Any machine that reaches 0.0.0.0 could ask: put a key into TRINITY_DB_SERVE_KEY, "
-        "or leave out --host."
+        "error: Any machine that reaches 0.0.0.0 could send requests: set TRINITY_DB_SERVE_KEY to a key, "
+        "or omit --host."
     ]

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tests.acceptance.command import Process, Store, new_store
-from tests.rows import Scene, task
-from tests.steps import process
-from tests.waiting import wait_until
-from trinity_db.database import Database
-from trinity_db.imports.dataset import open_writer
+from tests.support.rows import Scene, task
+from tests.support.steps import process
+from tests.support.waiting import wait_until
+from trinity_db.data.dataset import open_writer
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import runs, workers
-from trinity_db.store.selection import Selection
+from trinity_db.store.selection import TaskSelection
 
 FUNCTION = """
 import time
@@ -71,7 +71,7 @@ def scene_of(database: Database) -> Scene:
     """The run, whose explorer and trainer are this process, and at first its processors."""
     with database.transaction() as tx:
         run = runs.find(tx, "run")
-        selection = Selection({runs.find_taskset(tx, "tasks"): 1.0}, seed=0, walk="sequential")
+        selection = TaskSelection({runs.find_taskset(tx, "tasks"): 1.0}, seed=0, walk="sequential")
         scene = Scene(database, run, selection, *(workers.register(tx, run, of) for of in WorkerRole))
     scene.publish(0, step=0)
     return scene

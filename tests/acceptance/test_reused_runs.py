@@ -6,6 +6,8 @@ import pytest
 
 from tests.acceptance.command import Ended, Store, new_store, reversals
 
+pytestmark = pytest.mark.slow
+
 STEPS, GROUPS, SIZE = 3, 2, 4
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from tests.acceptance.command import Store, new_store
-from tests.examples import reward_model
+from tests.support.examples import reward_model
 from trinity_db.models import load_tokenizer
 
 MAX_SECONDS = 300.0  # a quiet machine takes twenty

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.acceptance.command import Store, new_store, reversals
-from tests.postgres import by_login, execute
+from tests.support.postgres import by_login, execute
 
 pytestmark = pytest.mark.timeout(900)
 LOGINS = ("explorer", "processor", "trainer", "labeller", "reader")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.acceptance.command import Store, new_store, reversals
-from tests.families.tiny import save
-from trinity_db.database import Database
+from tests.others.families.tiny import save
+from trinity_db.postgres.connection import Database
 from trinity_db.store import payloads
 
 pytestmark = pytest.mark.slow

@@ -68,7 +68,7 @@ def test_all_that_were_asked_end_as_on_ctrl_c(stopped: Stopped) -> None:
     roles = [worker["role"] for worker in json.loads(stopped.stop.stdout)["stopped"]]
     assert sorted(roles) == ["explore", "explore", "process", "train"]
     assert (stopped.run.code, stopped.explorer.code) == (0, 0), stopped
-    assert stopped.run.error_lines == ["Stopped; the same command goes on where it stopped."]
+    assert stopped.run.error_lines == ["Stopped; repeat the command to continue."]
     assert "the run was asked to stop" in stopped.explorer.stderr
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.postgres import discard, new_home
-from tests.rows import Scene
-from trinity_db import embedded
-from trinity_db.database import Database
+from tests.support.postgres import discard, new_home
+from tests.support.rows import Scene
+from trinity_db.postgres import embedded
+from trinity_db.postgres.connection import Database
 
 WAIT_SECONDS = 240.0  # a server that was killed flushes a whole file system first
 
@@ -63,7 +63,7 @@ def test_a_port_is_heard_with_a_password_also_after_a_crash(
     home, other = homes
     assert call(home, "db", "start", "--port", str(free_port))[:2] == (
         0,
-        f"The embedded server runs ({home}, port {free_port}).\n",
+        f"The embedded server is running ({home}, port {free_port}).\n",
     )
     url = call(home, "db", "url")[1].strip()
     assert url.endswith(f"@127.0.0.1:{free_port}/trinity")
@@ -84,8 +84,8 @@ def test_a_port_is_heard_with_a_password_also_after_a_crash(
     code, _, line = call(other, "db", "start", "--port", str(free_port))
     assert (code, line) == (
         1,
-        f"error: Port {free_port} cannot be used (Address already in use): trinity-db db start --port N "
-        "names another, --port 0 none.\n",
+        f"error: Port {free_port} cannot be used (Address already in use): choose another one with "
+        "trinity-db db start --port N, or none with --port 0.\n",
     )
     code, _, line = call(home, "db", "start", "--port", "0")
     assert (code, "trinity-db db stop" in line) == (1, True)
@@ -113,7 +113,7 @@ def test_a_backup_comes_back_in_an_empty_store_and_nowhere_else(
 
     gone = tmp_path / "gone"  # as in a folder that is not mounted
     code, _, line = call(other, "db", "restore", gone)
-    assert (code, line) == (1, f"error: {gone}: there is no such file.\n")
+    assert (code, line) == (1, f"error: {gone}: no such file.\n")
     assert not (other / "postgres").exists(), "a store there would be in the way of the next restore"
     torn = tmp_path / "torn.dump"
     torn.write_bytes(file.read_bytes()[:100])
@@ -121,7 +121,7 @@ def test_a_backup_comes_back_in_an_empty_store_and_nowhere_else(
     assert (code, line.splitlines()[-1].startswith("error: pg_restore failed")) == (1, True)
     assert call(other, "db", "init")[0] == 0
     code, shown, _ = call(other, "db", "restore", file)
-    assert (code, "another store" in shown) == (0, True)
+    assert (code, "different store" in shown) == (0, True)
     query = ("sql", "SELECT id, state, reward, prompt FROM experience_view ORDER BY id", "--format", "csv")
     assert call(other, *query)[:2] == call(home, *query)[:2]
     assert call(other, *query)[1].count("\n") == 3
@@ -163,6 +163,6 @@ def test_a_new_store_is_announced_with_the_place_of_the_last_one(
     call: Call, homes: tuple[Path, Path]
 ) -> None:
     home, other = homes
-    assert f"There is no store in {home}: a new one begins there\n" in call(home, "status")[2]
+    assert f"There is no store in {home}: creating a new one\n" in call(home, "status")[2]
     assert call(home, "status")[2] == ""
-    assert f"a new one begins there; the last one used is in {home} (" in call(other, "status")[2]
+    assert f"creating a new one; the one used last is in {home} (" in call(other, "status")[2]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.acceptance.command import Ended, Store, new_store, reversals
-from tests.processes import is_alive
-from tests.waiting import wait_until
+from tests.support.processes import is_alive
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def _ranks(store: Store) -> list[int]:
 def test_a_lost_rank_is_named_in_one_line_and_the_trainer_starts_again(lives: Lives) -> None:
     lost = "error: Rank 1 of this training was ended by SIGKILL."
     assert lives.log.count(lost) == lives.log.count("error:") == 1
-    assert lives.stopped.stderr.count(f"train ended with code 1, starting it again: {lost}") == 1
+    assert lives.stopped.stderr.count(f"train ended with code 1, restarting it: {lost}") == 1
 
 
 def test_a_stop_ends_all_ranks_in_order(store: Store, lives: Lives) -> None:

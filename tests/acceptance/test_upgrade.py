@@ -17,7 +17,7 @@ import pytest
 
 import trinity_db
 from tests.acceptance.command import Ended, Process, Store, new_store, reversals, reversing
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from trinity_db import schema
 
 NEWER = f"{int(schema.HEAD) + 1:04d}"
@@ -36,7 +36,7 @@ COMMITTED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"
 LIVING = "SELECT count(*) FROM worker WHERE stopped_at IS NULL"
 WORKERS = "SELECT pid FROM worker WHERE role = 'explore' AND stopped_at IS NULL"
 WAITS = "run: trinity-db db upgrade"
-VERSION = "SELECT version_num FROM alembic_version"
+VERSION = "SELECT version_num FROM schema_version"
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def upgraded(store: Store, config: Path, sites: tuple[Site, Site], newer: Path) 
     )
     explorer.signal(signal.SIGSTOP)
     waiting = store.start("db", "upgrade", **one.environment)
-    alone = f"in hand: explore of run 'upgraded' (process {explorer.pid} on {os.uname().nodename})"
+    alone = f"current work: explore of run 'upgraded' (process {explorer.pid} on {os.uname().nodename})"
     wait_until(lambda: waiting.errors.strip().endswith(alone), "the upgrade waits for the frozen one alone")
     waiting.signal(signal.SIGINT)
     given_up = waiting.wait()
@@ -189,13 +189,13 @@ def test_the_run_goes_on_in_the_same_process_with_the_newer_code(
     assert store.value(VERSION) == NEWER
     run, explorer = stopped
     assert (run.code, explorer.code) == (0, 0), (run.stderr, explorer.stderr)
-    assert "this command starts again" in run.stderr
+    assert "this command restarts" in run.stderr
     roles = "".join(store.log("upgraded", role) for role in ("explore", "process", "train"))
     assert "Traceback" not in run.stderr + roles
 
 
 def test_a_process_that_slept_through_the_upgrade_comes_back(returned: str) -> None:
-    assert returned.count("this command starts again") == 1
+    assert returned.count("this command restarts") == 1
 
 
 def test_nothing_is_lost_or_used_twice(store: Store, stopped: tuple[Ended, Ended]) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.acceptance.command import Ended, Store, new_store, reversals, reversing
-from tests.object_store import new_object_store
+from tests.support.object_store import new_object_store
 
 RUN, STEPS, BATCH_SIZE = "moved", 32, 4
 UPLOADED = "SELECT count(*) >= %(count)s FROM policy_version WHERE resume_address IS NOT NULL"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.command import WITHOUT, Ended, Store, new_store, reversals
-from tests.object_store import ObjectStore, new_object_store
+from tests.support.object_store import ObjectStore, new_object_store
 
 RUN, STEPS = "apart", 14
 MODEL: dict[str, Any] = {

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import crash_at
-from trinity_db import archive
-from trinity_db.arrays import encode
-from trinity_db.opening import open_database
-from trinity_db.processors import archive as processor
+from trinity_db.arrays import archive
+from trinity_db.arrays.codec import encode
+from trinity_db.postgres.opening import open_database
+from trinity_db.processors.jobs import archive as processor
 from trinity_db.store import payloads
 
 MAX_ROWS, MERGE_FILES = 4, 3
@@ -37,7 +37,7 @@ LONGEST_SECONDS = 0.03  # most of these calls are over after that
 
 def main() -> None:
     processor.MAX_ROWS, archive.MERGE_FILES = MAX_ROWS, MERGE_FILES
-    crash_at.CALLED = (*crash_at.CALLED, "trinity_db.archive")
+    crash_at.CALLED = (*crash_at.CALLED, "trinity_db.arrays.archive")
     live, watch = crash_at.live, crash_at.watch
 
     def live_and_look(arguments: list[str], survived: set[str] | None) -> dict[str, Any]:

@@ -27,20 +27,20 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from trinity_db import cli
-from trinity_db.database import Database, Transaction
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.queries import queries, query
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 # Where a point is: the function that calls these.
 CALLED: tuple[str, ...] = (
     "trinity_db.store.",
-    "trinity_db.database",
-    "trinity_db.durable",
+    "trinity_db.postgres.connection",
+    "trinity_db.io.durable",
     "trinity_db.trainer.checkpoints.checkpoint",
     "trinity_db.trainer.checkpoints.folder",
     "trinity_db.trainer.checkpoints.version",
     "trinity_db.trainer.checkpoints.writing",
-    "trinity_db.trainer.hold",
+    "trinity_db.trainer.checkpoints.trainer_lock",
     "trinity_db.models",
     "trinity_db.weights",
 )

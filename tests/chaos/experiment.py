@@ -16,10 +16,10 @@ from tests.chaos import workflow
 from tests.chaos.aftermath import Aftermath
 from tests.chaos.crew import ROLES, Crew
 from tests.chaos.driver import POOLER, Driver, plan
-from tests.pooler import Pooler
-from trinity_db import opening
-from trinity_db.embedded.cluster import Cluster
-from trinity_db.service import SUPERVISOR
+from tests.support.pooler import Pooler
+from trinity_db.postgres import opening
+from trinity_db.postgres.embedded.cluster import Cluster
+from trinity_db.worker.service import SUPERVISOR
 
 SETTLE_BATCHES = 20
 GROUP_SIZE, BATCH_SIZE = 4, 4

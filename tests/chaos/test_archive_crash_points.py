@@ -18,12 +18,12 @@ import pytest
 
 from tests.acceptance.command import Store, new_store, reversals
 from tests.chaos import archive_lives
-from tests.rows import Scene
-from trinity_db import archive
-from trinity_db.database import Database
+from tests.support.rows import Scene
+from trinity_db.arrays import archive
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import runs, workers
-from trinity_db.store.selection import Selection
+from trinity_db.store.selection import TaskSelection
 
 # The fixture takes as long as there are lives, about two seconds for each, and bounds itself.
 pytestmark = pytest.mark.timeout(300, func_only=True)
@@ -71,7 +71,7 @@ def trained(store: Store, num_groups: int) -> Path:
     with closing(Database(store.url)) as database:
         with database.transaction() as tx:
             run = runs.find(tx, "run")
-            selection = Selection({runs.find_taskset(tx, "tasks"): 1.0}, seed=0, walk="sequential")
+            selection = TaskSelection({runs.find_taskset(tx, "tasks"): 1.0}, seed=0, walk="sequential")
             scene = Scene(database, run, selection, *(workers.register(tx, run, role) for role in WorkerRole))
         scene.publish(0, step=0)
         for _ in range(0, num_groups, 16):  # one of each task at most at a time

@@ -17,8 +17,8 @@ from tests.chaos.crew import last_line
 from tests.chaos.driver import ROUND_SECONDS
 from tests.chaos.experiment import BATCH_SIZE, SETTLE_BATCHES, VARIANTS, Variant, go_through, new_store
 from tests.chaos.promises import *  # noqa: F403  they are tests here too
-from tests.pooler import Pooler
-from tests.postgres import cluster_15, cluster_18
+from tests.support.pooler import Pooler
+from tests.support.postgres import cluster_15, cluster_18
 
 # The fixture takes as long as it was told to, and bounds each of its waits itself.
 pytestmark = pytest.mark.timeout(300, func_only=True)

@@ -13,12 +13,12 @@ import pytest
 from psycopg.rows import dict_row
 
 from tests.acceptance.command import Ended, Store, reversals, reversing
-from tests.postgres import cluster_18, discard, execute, start
-from trinity_db import opening
-from trinity_db.embedded import presence
-from trinity_db.embedded.accounts import server_account
-from trinity_db.embedded.cluster import Cluster
-from trinity_db.embedded.place import DATABASE, PORT, SUPERUSER
+from tests.support.postgres import cluster_18, discard, execute, start
+from trinity_db.postgres import opening
+from trinity_db.postgres.embedded import presence
+from trinity_db.postgres.embedded.accounts import server_account
+from trinity_db.postgres.embedded.cluster import Cluster
+from trinity_db.postgres.embedded.home_paths import DATABASE, PORT, SUPERUSER
 
 STEPS, BATCH_SIZE = 24, 4
 RUN = reversing(STEPS, BATCH_SIZE, checkpoint_every=1, keep_checkpoints=STEPS)
@@ -104,7 +104,7 @@ def test_what_was_lost_is_on_the_record(store: Store, failed_over: tuple[int, in
     assert setback["resumed_version"] in (setback["known_version"], setback["known_version"] - 1)
     shown = store.run("status", "failover").stdout
     assert f"steps {setback['known_step'] + 1} to {setback['last_step']}" in shown
-    assert f"went on from version {setback['resumed_version']}" in shown
+    assert f"continued from version {setback['resumed_version']}" in shown
     doctor = store.run("doctor").stdout
     assert "the server had lost steps" in " ".join(doctor.split())
 

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.acceptance.command import Ended, Process, Store, new_store, reversals
-from tests.disk import fill, small_disk
-from tests.waiting import wait_until
+from tests.support.disk import fill, small_disk
+from tests.support.waiting import wait_until
 
 # The lives take a minute or two together, and each of their waits is bounded.
 pytestmark = pytest.mark.timeout(300, func_only=True)

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from tests.acceptance.command import Ended, Store, new_store, reversals
 from tests.acceptance.steps_of_ranks import assert_same_weights
-from tests.processes import is_alive
-from tests.waiting import wait_until
+from tests.support.processes import is_alive
+from tests.support.waiting import wait_until
 
 STEPS, BATCH_SIZE, EPOCHS = 60, 4, 2
 COMMITTED = "SELECT count(*) >= %(steps)s FROM batch WHERE state = 'committed'"

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trinity_db import arrays
-from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.workflow import single_turn
-from trinity_db.explorer.writing import RolloutWriter
+from trinity_db.arrays import codec
+from trinity_db.explorer.attempt.policy import Policy
+from trinity_db.explorer.attempt.workflow import single_turn
+from trinity_db.explorer.loop.writing import RolloutWriter
 from trinity_db.store.groups import Rollout
 
 JOURNAL = "CHAOS_JOURNAL"  # the folder, in the environment of explorers
@@ -80,9 +80,10 @@ def _note(rollouts: Sequence[Rollout]) -> None:
 
 
 def _content(rollout: Rollout) -> str:
-    if rollout.payload is None:
+    if rollout.error is not None:
         return ""
-    return hashlib.sha256(rollout.response.encode() + arrays.encode(rollout.payload)).hexdigest()
+    [step] = rollout.steps
+    return hashlib.sha256(step.response.encode() + codec.encode(step.payload)).hexdigest()
 
 
 def _with_luck(rollout: Rollout) -> Rollout:
@@ -91,7 +92,7 @@ def _with_luck(rollout: Rollout) -> Rollout:
     doomed = rollout.group.id % DOOMED_GROUPS == 0 and rollout.member != SURVIVOR
     if not unlucky and not doomed:
         return rollout
-    return replace(rollout, payload=None, finish_reason=None, error="out of luck")
+    return replace(rollout, steps=(), finish_reason=None, error="out of luck")
 
 
 if JOURNAL in os.environ:  # an explorer; the suite itself only reads the journal

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.echo import Echo
-from tests.explorers import Explore, Explorers, Says, publish
-from tests.object_store import ObjectStore, new_object_store
-from tests.postgres import new_database
-from tests.rows import Scene
-from trinity_db.database import Database
+from tests.support.echo import Echo
+from tests.support.explorers import Explore, Explorers, Says, publish
+from tests.support.object_store import ObjectStore, new_object_store
+from tests.support.postgres import new_database
+from tests.support.rows import Scene
+from trinity_db.explorer.attempt.workflow import Workflow
 from trinity_db.explorer.service import Explorer
-from trinity_db.explorer.workflow import Workflow
+from trinity_db.postgres.connection import Database
 from trinity_db.weights.bucket import Bucket
 
 

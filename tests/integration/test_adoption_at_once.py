@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from tests.postgres import by_login, execute
-from tests.rows import (
+from tests.support.postgres import by_login, execute
+from tests.support.rows import (
     WAIT_SECONDS,
     Scene,
     import_records,
@@ -18,9 +18,9 @@ from tests.rows import (
     reward,
     wait_until_blocked,
 )
-from trinity_db.database import Database, Transaction, connect
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.privileges import make_login, open_to_roles
+from trinity_db.postgres.connection import Database, Transaction, connect
+from trinity_db.postgres.logins import make_login, open_to_roles
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Draws
 from trinity_db.store import adoption, pruning, rewards, runs, settings
@@ -31,13 +31,15 @@ PRUNED = "SELECT count(*) FROM trinity.payload WHERE pruned_at IS NOT NULL"
 def begin(scene: Scene, draws: Draws, data: str = "run") -> runs.Run:
     """A run that names another as data, and has adopted nothing yet."""
     with scene.database.transaction() as tx:
-        return runs.open_run(tx, "learner", {"data": [data]}, draws, [data], 0.0, as_groups=draws == "groups")
+        return runs.open_run(
+            tx, "learner", {"data": [data]}, draws, adoption.Sources([data], as_groups=draws == "groups")
+        )
 
 
 def adopt(database: Database, run: runs.Run, data: str = "run", as_groups: bool = False) -> int:
     """All that is left to adopt; how many rows."""
     hold = partial(runs.hold_adopter, run=run)
-    return adoption.adopt_runs(database, run.id, hold, [data], 0.0, as_groups)
+    return adoption.adopt_runs(database, run.id, hold, adoption.Sources([data], as_groups=as_groups))
 
 
 def copy(tx: Transaction, run: runs.Run, source: runs.Run, what: str) -> None:

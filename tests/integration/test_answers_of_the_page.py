@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.postgres import by_login
-from tests.rows import Scene
-from trinity_db.database import Database
+from tests.support.postgres import by_login
+from tests.support.rows import Scene
 from trinity_db.errors import DatabaseUnavailable, NotFound
 from trinity_db.page import answers as answers_of_the_page
 from trinity_db.page import questions
@@ -19,6 +18,7 @@ from trinity_db.page.answers import Answers
 from trinity_db.page.reader import Reader
 from trinity_db.page.rights import Right, Visitor
 from trinity_db.page.shares import AT_ONCE
+from trinity_db.postgres.connection import Database
 
 NAME = "run"
 

@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.disk import fill, small_disk
-from tests.rows import Scene, attempt, copy_of, payload, rollout
-from trinity_db import archive, arrays, privileges
-from trinity_db.arrays import encode
-from trinity_db.database import Transaction, connect
+from tests.support.disk import fill, small_disk
+from tests.support.rows import Scene, attempt, copy_of, payload, rollout, with_step
+from trinity_db.arrays import archive, codec
+from trinity_db.arrays.codec import encode
 from trinity_db.errors import NotFound, TrinityError
-from trinity_db.processors.archive import Archiver
+from trinity_db.postgres import logins
+from trinity_db.postgres.connection import Transaction, connect
 from trinity_db.processors.config import ArchiveConfig
-from trinity_db.schema.lance import payload_schema
+from trinity_db.processors.jobs.archive import Archiver
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, instances, payloads, runs
 from trinity_db.store.processing import CLEAN, SCORE
@@ -159,7 +159,7 @@ def test_a_processor_archives_for_no_store_of_which_it_cannot_say_which_it_is(
     scene: Scene, copy: Scene, server: str
 ) -> None:
     with closing(connect(copy.database.url)) as owner, owner.transaction():
-        privileges.open_to_roles(owner)
+        logins.open_to_roles(owner)
 
     def claim(one: Scene) -> payloads.Lease | None:
         with one.database.transaction() as tx:
@@ -200,7 +200,7 @@ def test_temperatures_of_calls_go_with_their_tokens_to_the_trainer_and_into_the_
     steps = attempt(group, 1, ["1", "2"]).steps
     tempered = [steps[0], replace(steps[1], payload=own)]
     scene.write(
-        [replace(rollout(group, 0, "1.0"), payload=own), replace(attempt(group, 1, "12"), steps=tempered)]
+        [with_step(rollout(group, 0, "1.0"), payload=own), replace(attempt(group, 1, "12"), steps=tempered)]
     )
     scene.process()
     batch = scene.train(step=1, size=1)
@@ -521,7 +521,7 @@ def test_others_read_the_table_of_a_run_without_us(scene: Scene, place: Path) ->
         payload = expected[row["experience_id"]]
         assert row["token_ids"] == payload.token_ids.tolist()
         assert row["action_mask"] == payload.action_mask.tolist()
-        packed = arrays.decode(row["codec"], row["data"], row["num_tokens"])
+        packed = codec.decode(row["codec"], row["data"], row["num_tokens"])
         assert packed.logprobs is not None
         assert payload.logprobs is not None
         assert packed.logprobs.tolist() == payload.logprobs.tolist()
@@ -539,25 +539,3 @@ def test_a_table_has_the_name_of_its_run(scene: Scene, called: str, table: str) 
     assert lease is not None
     assert lease.table.startswith(f"{table}_{other.run.id}_")
     archive.Writer(lease.table, must_exist=False)
-
-
-def test_a_table_of_an_earlier_release_gets_the_new_columns_and_keeps_its_rows(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if its first rows were archived under the schema of then."""
-    new = payload_schema()
-    monkeypatch.setattr(archive, "payload_schema", lambda: pa.schema(list(new)[:4]))
-    train(scene, step=1)
-    before = read(scene)
-    archiver(scene).finish(scene.processor)
-    monkeypatch.setattr(archive, "payload_schema", lambda: new)
-    archive._table.cache_clear()
-    pointers = archive_rows(scene)
-    train(scene, step=2)
-    before |= read(scene)
-    archiver(scene).finish(scene.processor)
-    assert set(pointers) < set(archive_rows(scene))
-    assert read(scene) == before
-    assert_each_is_there_once(scene)
-    told = archive._open(os.environ["TRINITY_DB_LANCE_URI"], name(scene)).to_arrow()
-    assert told.column("run").to_pylist() == [None] * 4 + ["run"] * 4

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.bench import setup_of
-from tests.recipes import recipe
-from tests.replays import differences
-from tests.rows import Scene, attempt, claim_rows, finish_rows, members, payload, rollout
-from tests.steps import process
+from tests.support.bench import setup_of
+from tests.support.recipes import recipe
+from tests.support.replays import differences
+from tests.support.rows import Scene, attempt, claim_rows, finish_rows, members, payload, rollout, with_step
+from tests.support.steps import process
 from trinity_db.errors import TrinityError
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import batches, draws, groups, processing, rewards, samplers
@@ -196,8 +196,8 @@ def test_an_attempt_that_loses_a_step_is_lost_and_groups_count_attempts(scene: S
     [group] = scene.claim(1, group_size=3)
     scene.write([attempt(group, member, ["1", "2"]) for member in group.members])
     [lost, *others] = claim_rows(scene)
-    finish_rows(scene, [processing.Verdict(lost, 1, Outcome.DROPPED, "long")])
-    finish_rows(scene, [processing.Verdict(id, 1) for id in others])
+    finish_rows(scene, [processing.StepVerdict(lost, 1, Outcome.DROPPED, "long")])
+    finish_rows(scene, [processing.StepVerdict(id, 1) for id in others])
     scene.judge(processing.SCORE)
     assert scene.settle(min_group_size=3) == 1
     assert scene.rows(DROPS) == [
@@ -219,8 +219,8 @@ def test_no_source_has_to_judge_what_is_left_of_attempts_that_lost_a_step(scene:
         small.id,
     )
     assert len(lost) == 4
-    verdicts = {id: processing.Verdict(id, 1, Outcome.DROPPED, "long") for id in lost}
-    finish_rows(asked, [verdicts.get(id, processing.Verdict(id, 1)) for id in claim_rows(asked)])
+    verdicts = {id: processing.StepVerdict(id, 1, Outcome.DROPPED, "long") for id in lost}
+    finish_rows(asked, [verdicts.get(id, processing.StepVerdict(id, 1)) for id in claim_rows(asked)])
     asked.judge(processing.SCORE)
     states = "SELECT state::text FROM trinity.rollout_group ORDER BY id"
     assert asked.settle(requires_reward="human") == 1
@@ -397,7 +397,7 @@ def test_what_is_only_compared_with_counts_in_no_mean(scene: Scene, tmp_path: Pa
     for length in (1, 40):
         bench = Bench(scene, tmp_path / str(length), recipe("remax"), f"greedy {length}")
         [group] = bench.scene.claim(1, greedy=True)
-        greedy = replace(rollout(group, 2, "0.5"), payload=payload((0,) * length))
+        greedy = with_step(rollout(group, 2, "0.5"), payload=payload((0,) * length))
         bench.scene.write([rollout(group, 0, "1"), rollout(group, 1, "0"), greedy])
         metrics = bench.train()
         found.append({name: metrics[name] for name in ("loss", "entropy", "ratio_mean", "grad_norm")})

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests import broadcasting
-from tests.broadcasting import CHUNK_BYTES, PATIENCE_SECONDS
-from tests.explorers import Explorers, publish, stored
-from tests.rows import Scene
-from tests.waiting import wait_until
+from tests.support import broadcasting
+from tests.support.broadcasting import CHUNK_BYTES, PATIENCE_SECONDS
+from tests.support.explorers import Explorers, publish, stored
+from tests.support.rows import Scene
+from tests.support.waiting import wait_until
+from trinity_db.config.base import home
 from trinity_db.errors import ConfigError
-from trinity_db.explorer import staging
-from trinity_db.explorer.policy import Policy
+from trinity_db.explorer.attempt.policy import Policy
+from trinity_db.explorer.loop import staging
 from trinity_db.explorer.service import Explorer
 from trinity_db.models import folder_digest
-from trinity_db.settings import home
 from trinity_db.store import workers
 from trinity_db.weights import broadcast, cache
 from trinity_db.weights.broadcast import Broadcasts, Lost, Receiver
@@ -199,7 +199,7 @@ def test_if_the_trainer_is_killed_nothing_is_left_of_the_version(
     receiver: New, version: Path, digest: str
 ) -> None:
     trainer = subprocess.Popen(
-        [sys.executable, "-m", "tests.broadcasting", "trainer", digest, version],
+        [sys.executable, "-m", "tests.support.broadcasting", "trainer", digest, version],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -243,15 +243,15 @@ def test_an_adapter_comes_from_the_files(
 def test_an_answer_names_no_file_outside_of_its_version(path: str, receiver: New, tmp_path: Path) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     store.set("answer/1", json.dumps({"group": "group/1", "rank": 1, "size": 2, "files": {path: 1}}))
-    with pytest.raises(Lost, match="is no path in a version"):
+    with pytest.raises(Lost, match="is not a path in a version"):
         receiver().receive(f"127.0.0.1:{store.port}", "digest", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("address", "complaint"),
     [
-        ("0.0.0.0", "is no address of one machine"),
-        ("10.0.0.1:port", "is no address of one machine"),
+        ("0.0.0.0", "is not the address of one machine"),
+        ("10.0.0.1:port", "is not the address of one machine"),
         ("192.0.2.1", "Cannot assign requested address"),
         ("no-such-host.invalid", "no-such-host.invalid"),
     ],
@@ -367,7 +367,7 @@ def test_an_explorer_that_gets_no_files_waits_and_tries_again(
     moved = version.rename(version.with_name("moved"))
     publish_as(scene, version, digest, trainer.address)
     role = explorer(answers)
-    worked(role, lambda: "is not seen here" in caplog.text, "it finds no files")
+    worked(role, lambda: "is not visible here" in caplog.text, "it finds no files")
     assert used(scene) == set()
     trainer.offer(moved, digest)
     worked(role, lambda: used(scene) == {1}, "it samples")

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from tests.replays import correct, difference, differences, drawn
-from tests.rows import Scene, at_once
-from trinity_db.database import Transaction
+from tests.support.replays import correct, difference, differences, drawn
+from tests.support.rows import Scene, at_once
+from trinity_db.data.dataset import open_writer
+from trinity_db.data.records.records import Task
 from trinity_db.errors import ConfigError, LeaseLost, TrinityError
-from trinity_db.imports.dataset import open_writer
-from trinity_db.imports.records import Task
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, draws, runs, workers
 from trinity_db.store.batches import Batch
-from trinity_db.store.samplers import Limits, Picks
+from trinity_db.store.samplers import DrawLimits, Picks
 from trinity_db.trainer.config import SamplerConfig
-from trinity_db.trainer.sampling import sampler_of
+from trinity_db.trainer.loop.sampling import sampler_of
 
 GROUPS = (
     "SELECT DISTINCT e.group_id FROM trinity.batch_item i JOIN trinity.experience e ON e.id = i.experience_id"
@@ -47,6 +47,32 @@ def parts_of(scene: Scene, batch: Batch | None) -> dict[str, list[int]]:
         "SELECT parameters -> 'parts' FROM trinity.batch WHERE id = %s", drawn(batch).id
     )
     return found
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        *map(sampler, ("fifo", "newest", "uniform", "prioritized")),
+        sampler("stratified", by="taskset"),
+        sampler("sql", query="select id, 1 as weight from drawable where staleness = 1"),
+    ],
+    ids=lambda one: one.name,
+)
+def test_staleness_counts_from_a_version_that_is_being_written(scene: Scene, one: Picks) -> None:
+    scene.make_ready(2)
+    scene.train(step=1, size=1)
+    scene.publish(1, step=1)
+    fresh = scene.make_ready(1, version=1)
+    batch = scene.draw(step=2, size=1, max_staleness=1, versions_ahead=1, sampler=one)
+    assert groups_of(scene, batch) == fresh
+    assert scene.values('SELECT detail FROM trinity."drop"') == [{"staleness": 2}] * 2
+    recorded = "SELECT policy_version, versions_ahead, max_staleness FROM trinity.batch WHERE step = 2"
+    assert scene.rows(recorded) == [(1, 1, 1)]
+    assert differences(scene) == []
+    scene.commit(batch)
+    for version in (2, 3):
+        scene.publish(version, step=version - 1)
+    assert scene.values("SELECT staleness FROM trinity.lineage(3, 'run') WHERE step = 2") == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +108,7 @@ def test_members_of_groups_that_may_not_be_drawn_are_read_for_no_select(scene: S
     scene.publish(1, step=1)
     [fresh] = scene.make_ready(1, version=1)
     ids = [trained, leased, stale, fresh]
-    values = {"run_id": scene.run.id, "version": 1, "max_staleness": 0, "group_ids": ids}
+    values = {"run_id": scene.run.id, "version": 1, "versions_ahead": 0, "max_staleness": 0, "group_ids": ids}
     with scene.database.transaction() as tx:
         members = tx.execute(query("choose_members"), values).fetchall()
     assert [member["group_id"] for member in members] == [fresh, fresh]
@@ -180,7 +206,7 @@ def test_weights_of_a_select_are_chances(scene: Scene) -> None:
     )
     with scene.database.transaction() as tx:
         drawn_by = [
-            one.pick(tx, Limits(scene.run.id, 1, seed, 1, 0, None)).members[0]["group_id"]
+            one.pick(tx, DrawLimits(scene.run.id, 1, seed, 1, 0, 0, None)).members[0]["group_id"]
             for seed in range(200)
         ]
     picked = Counter(drawn_by)
@@ -272,8 +298,8 @@ def test_a_part_that_waits_is_said_once(scene: Scene) -> None:
 
 
 BAD = {
-    "select id from drawable": "must yield the columns id and weight, and yields id.",
-    "select id, 1 as weight, 2 as part from drawable": "and yields id, weight, part.",
+    "select id from drawable": "must return the columns id and weight, and returns id.",
+    "select id, 1 as weight, 2 as part from drawable": "and returns id, weight, part.",
     "select task as id, 1 as weight from drawable": "the column id of the SELECT must hold whole numbers.",
     "select id, task as weight from drawable": "the column weight of the SELECT must hold numbers.",
     "select id, 'NaN'::float8 as weight from drawable": "the weight nan; a weight is 0, or a number from 1e",
@@ -288,7 +314,7 @@ BAD = {
     "select id + 0.5 as id, 1 as weight from drawable": "id of the SELECT must hold whole numbers.",
     "select id, -1 as weight from drawable": "the weight -1; a weight is",
     "select id, null::int as weight from drawable": "the weight NULL; a weight is",
-    "select null::bigint as id, 1 as weight": "yields NULL as an id.",
+    "select null::bigint as id, 1 as weight": "returns NULL as an id.",
     "select id, 1 as weight from drawable, generate_series(1, 2)": "twice.",
     "select id, reward_men as weight from drawable": 'column "reward_men" does not exist Perhaps you meant',
     "delete from experience returning id, 1 as weight": "the SELECT fails: syntax error",

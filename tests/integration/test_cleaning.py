@@ -1,8 +1,8 @@
 """Clean steps that compare rows: equal responses of a group."""
 
-from tests.rows import Scene, attempt, rollout
-from tests.steps import process
-from trinity_db.processors.step import Answer
+from tests.support.rows import Scene, attempt, rollout
+from tests.support.steps import process
+from trinity_db.processors.lists.step import Answer
 
 CONFIG = {"clean": ["not_duplicate"], "group": {"min_size": 1}}
 STATES = (

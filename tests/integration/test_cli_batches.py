@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.command_line import CommandLine, Done
-from tests.postgres import execute, new_database
-from tests.rows import Scene, import_records, preference, rollout
-from trinity_db.arrays import Payload
-from trinity_db.database import Database
+from tests.support.command_line import CommandLine, Done
+from tests.support.postgres import execute, new_database
+from tests.support.rows import Scene, import_records, preference, rollout, with_step
+from trinity_db.arrays.codec import Payload
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, groups
 from trinity_db.store.metrics import record_metrics
@@ -84,8 +84,7 @@ def written(group: groups.ClaimedGroup, member: int) -> groups.Rollout:
     arrays = Payload(
         np.arange(mask.size, dtype=np.int32), mask, AWKWARD - np.float32(member), np.zeros(6, np.int32)
     )
-    plain = rollout(group, member, str(member / 3), (0, 0))
-    return groups.Rollout(**{**vars(plain), "payload": arrays})
+    return with_step(rollout(group, member, str(member / 3), (0, 0)), payload=arrays)
 
 
 def train(scene: Scene, loss: float) -> None:
@@ -135,7 +134,7 @@ def test_batches_shows_a_table_of_as_many_as_are_asked_for(url: str, output: Say
 
 
 def test_batches_of_a_run_without_any_says_so(url: str, output: Say) -> None:
-    assert output(url, "batches", "set") == "Run 'set' has drawn no batch yet.\n"
+    assert output(url, "batches", "set") == "Run 'set' has not drawn a batch yet.\n"
 
 
 def test_batches_of_a_run_that_is_not_there_names_its_neighbour(url: str, complaint: Say) -> None:
@@ -187,6 +186,7 @@ def test_the_summary_says_which_weights_the_step_began_with(url: str, output: Sa
         "step": 2,
         "state": "leased",
         "policy_version": 1,
+        "versions_ahead": 0,
         "checkpoint": "version-1",
         "checkpoint_step": 1,
         "epoch": 0,
@@ -259,11 +259,11 @@ def test_a_batch_that_is_not_there_names_the_command_that_lists_them(url: str, c
 def test_a_file_of_an_unknown_type_is_refused(url: str, complaint: Say, tmp_path: Path) -> None:
     file = tmp_path / "batch.csv"
     assert complaint(url, "replay", "1", "--to", str(file)) == (
-        f"{file}: unknown type of file; known are .jsonl, .parquet."
+        f"{file}: unknown file type; use one of .jsonl, .parquet."
     )
 
 
 def test_a_replay_wants_to_know_what_for(url: str, call: CommandLine) -> None:
     done = call(url, "replay", "1")
     assert done.code == 2
-    assert "say --to FILE, --check, or both" in done.stderr
+    assert "give --to FILE, --check, or both" in done.stderr

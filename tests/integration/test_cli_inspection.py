@@ -10,19 +10,21 @@ import pyarrow.parquet as pq
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.command_line import CommandLine, Done
-from tests.postgres import by_login, execute, new_database
-from tests.replays import adopted
-from tests.rows import Scene, demonstration, import_records, preference, reward, trajectory
-from trinity_db.config import ScratchConfig
-from trinity_db.database import Database
+from tests.support.command_line import CommandLine, Done
+from tests.support.postgres import by_login, execute, new_database
+from tests.support.replays import adopted
+from tests.support.rows import Scene, demonstration, import_records, preference, reward, trajectory
+from trinity_db import schema
+from trinity_db.config.shared import ScratchConfig
+from trinity_db.insight.show import NO_FOLDER
 from trinity_db.models import build_scratch, load_tokenizer
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.shares import Part
 from trinity_db.store import instances, processing, rewards
-from trinity_db.store.choices import Choice
+from trinity_db.store.custom_samplers import Choice
 from trinity_db.store.metrics import record_metrics
-from trinity_db.store.own_select import OwnSelect
+from trinity_db.store.stratified_allocation import BatchShare
+from trinity_db.store.user_query import OwnSelect
 from trinity_db.trainer.checkpoints import folder
 
 
@@ -88,8 +90,8 @@ def drop_last(scene: Scene) -> None:
     """Clean all that is raw, and find nothing in the last row."""
     with scene.database.transaction() as tx:
         claimed = processing.claim(tx, processing.CLEAN, scene.run.id, scene.processor, limit=10)
-        *verdicts, last = [processing.Verdict(row["id"], row["attempt"]) for row in claimed]
-        empty = processing.Verdict(last.id, last.attempt, Outcome.DROPPED, "empty", {"characters": 0})
+        *verdicts, last = [processing.StepVerdict(row["id"], row["attempt"]) for row in claimed]
+        empty = processing.StepVerdict(last.id, last.attempt, Outcome.DROPPED, "empty", {"characters": 0})
         processing.finish(
             tx, processing.CLEAN, scene.run.id, scene.processor, [*verdicts, empty], max_attempts=3
         )
@@ -115,7 +117,7 @@ def stop_the_clock(scene: Scene) -> None:
 def test_a_newer_schema_stops_the_command(
     database_url: str, complaint: Say, arguments: tuple[str, ...]
 ) -> None:
-    execute(database_url, "UPDATE trinity.alembic_version SET version_num = '9999'")
+    execute(database_url, "UPDATE trinity.schema_version SET version_num = '9999'")
     line = complaint(database_url, *arguments)
     assert line.startswith("The database's schema is 9999, newer than this trinity-db knows (")
 
@@ -149,14 +151,14 @@ def test_no_command_prints_a_password(complaint: Say, address: str, arguments: t
 
 
 def test_upgrade_leaves_a_store_that_is_up_to_date(url: str, output: Say) -> None:
-    found = output(url, "sql", "SELECT version_num FROM alembic_version", "--format", "csv").split()[1]
-    assert output(url, "db", "upgrade") == f"The schema was {found} and is {found} now.\n"
+    found = output(url, "sql", "SELECT version_num FROM schema_version", "--format", "csv").split()[1]
+    assert output(url, "db", "upgrade") == f"The schema was {found} and is now {found}.\n"
 
 
 def test_start_and_stop_leave_a_server_of_others_alone(url: str, output: Say, complaint: Say) -> None:
     assert output(url, "db", "url") == f"{url}\n"
-    assert complaint(url, "db", "stop").startswith("db stop is for the embedded server")
-    assert complaint(url, "db", "start").startswith("db start is for the embedded server")
+    assert complaint(url, "db", "stop").startswith("db stop needs the embedded server")
+    assert complaint(url, "db", "start").startswith("db start needs the embedded server")
 
 
 def test_json_streams_all_rows(url: str, output: Say) -> None:
@@ -205,7 +207,7 @@ def test_parquet_goes_to_a_file_with_its_types(url: str, output: Say, tmp_path: 
         ("LOCK TABLE experience IN SHARE MODE", "permission denied"),
         ("SELECT FROM run FOR SHARE", "cannot execute SELECT FOR SHARE in a read-only transaction"),
         ("COPY run TO '/tmp/runs'", "permission denied"),
-        ("SELECT 1; DELETE FROM run", "The query holds several statements; give them one at a time."),
+        ("SELECT 1; DELETE FROM run", "The query contains several statements; run them one at a time."),
     ],
 )
 def test_the_database_refuses_to_write(url: str, complaint: Say, statement: str, reason: str) -> None:
@@ -223,7 +225,7 @@ def test_a_login_that_may_write_is_no_reader(
     execute(database_url, "CREATE ROLE {} LOGIN", "a_writer")
     execute(database_url, "CREATE ROLE {} LOGIN IN ROLE {}", "a_member", "a_writer")
     execute(database_url, "GRANT USAGE ON SCHEMA trinity TO {}", "a_writer")
-    execute(database_url, "GRANT SELECT ON trinity.alembic_version TO {}", "a_writer")
+    execute(database_url, "GRANT SELECT ON trinity.schema_version TO {}", "a_writer")
     execute(database_url, "GRANT UPDATE (seed) ON trinity.run TO {}", "a_writer")
     try:
         for login, why in (
@@ -247,7 +249,7 @@ def test_a_write_that_is_allowed_stays(database_url: str, run: CommandLine, outp
     insert = "INSERT INTO taskset (name) SELECT 'set ' || n FROM generate_series(1, 1500) n RETURNING id"
     # Also where the table shows only some of the rows that it returns.
     done = run(database_url, "sql", "--write", insert)
-    assert (done.code, done.stderr) == (0, "The first 1000 of 1500 rows; --format csv writes all.\n")
+    assert (done.code, done.stderr) == (0, "The first 1000 of 1500 rows; use --format csv for all.\n")
     assert output(database_url, "sql", "--write", "DELETE FROM taskset WHERE id > 1") == "DELETE 1499\n"
     assert output(database_url, "sql", "SELECT count(*) FROM taskset", "--format", "csv") == "count\n1\n"
 
@@ -301,7 +303,7 @@ def test_status_shows_writes_that_came_too_late(database_url: str, output: Say) 
     with closing(Database(database_url)) as database:
         scene = Scene.open(database, "late")
         scene.explore(1)
-        assert "came too late" not in output(database_url, "status", "late")
+        assert "late writes" not in output(database_url, "status", "late")
         with database.transaction() as tx:
             tx.execute(
                 "INSERT INTO trinity.rollout (run_id, group_id, ordinal, attempt, state)"
@@ -352,7 +354,7 @@ def test_status_says_whose_rewards_a_run_waits_for_and_a_view_for_which_rows(
 
 
 def test_status_says_which_part_of_its_sampler_a_step_waits_for(database_url: str, output: Say) -> None:
-    parts = (Part("again"), Part("fresh", 3))
+    parts = (BatchShare("again"), BatchShare("fresh", 3))
     select = OwnSelect("select id, 1 as weight, 'fresh' as part from drawable", 5.0, "sampler")
     with closing(Database(database_url)) as database:
         scene = Scene.open(database, "shares")
@@ -404,7 +406,7 @@ def test_status_says_how_far_engine_and_trainer_are_apart(database_url: str, out
             scene.record(step, measured)
         scene.record(3, {"loss": 1.0})  # on rows of older versions
         said = output(database_url, "status", "new")
-        assert "differ by 0.002 nats a token, 1.5% of the tokens outside 0.8 to 1.2, at step 2" in " ".join(
+        assert "differ by 0.002 nats per token, 1.5% of the tokens outside 0.8 to 1.2, at step 2" in " ".join(
             said.split()
         )
 
@@ -548,7 +550,7 @@ def test_a_run_that_is_not_there_has_a_neighbour(url: str, complaint: Say) -> No
 def test_watch_needs_a_terminal(url: str, run: CommandLine) -> None:
     done = run(url, "status", "--watch")
     assert done.code == 2
-    assert "--watch draws on a terminal" in done.stderr
+    assert "--watch needs a terminal" in done.stderr
 
 
 def test_show_has_everything_about_an_experience(url: str, output: Say) -> None:
@@ -564,7 +566,7 @@ def test_show_has_everything_about_an_experience(url: str, output: Say) -> None:
         "versions": [0, 0],
         "temperatures": None,
         "texts": None,
-        "no_texts": "version-1: no such model folder.",
+        "no_texts": NO_FOLDER,
     }
     events = [(event["source"], event["value"], event["latest"]) for event in shown["rewards"]]
     assert events == [("score", 0.0, False), ("person", 0.25, True)]
@@ -609,7 +611,7 @@ def test_show_lists_the_trained_tokens(url: str, output: Say) -> None:
         ["0-2", "0", "1", "2", "masked"],
         ["3", "3", "-1.0", "0"],
         ["4", "4", "-0.5", "0"],
-        ["Without", "their", "text:", "version-1:", "no", "such", "model", "folder."],
+        f"Texts are missing: {NO_FOLDER}".split(),
     ]
 
 
@@ -623,8 +625,12 @@ def test_show_tells_the_text_of_tokens_by_the_tokenizer_of_the_run(
         with database.transaction() as tx:
             config = json.dumps({"model": {"path": str(tmp_path / "model")}})
             tx.execute("UPDATE trinity.run SET config = config || %s::jsonb", [config])
-            tx.execute("UPDATE trinity.policy_version SET checkpoint = NULL")
+            tx.execute("UPDATE trinity.policy_version SET checkpoint = %s", [str(tmp_path / "model")])
         of = scene.values("SELECT min(id) FROM trinity.experience")[0]
+    shown = json.loads(output(database_url, "show", str(of), "--json"))
+    assert shown["tokens"]["no_texts"] == NO_FOLDER, "only the store names the folder"
+    owner = {"store": "s", **scene.run.identity}
+    (tmp_path / "run.json").write_text(json.dumps(owner))
     tokens = json.loads(output(database_url, "show", str(of), "--json"))["tokens"]
     tokenizer = load_tokenizer(tmp_path / "model")
     assert tokens["texts"] == [tokenizer.decode([token]) for token in tokens["token_ids"]]
@@ -635,7 +641,7 @@ def test_show_tells_the_text_of_tokens_by_the_tokenizer_of_the_run(
     assert json.dumps("".join(tokens["texts"][:3])) in masked
     assert masked.rstrip().endswith("masked")
     assert json.dumps(tokens["texts"][3]) in trained
-    assert more == "1 more rows of tokens: --tokens 3"
+    assert more == "1 more rows of tokens: use --tokens 3"
     assert "\ntokens\n" not in output(database_url, "show", str(of), "--tokens", "0")
 
 
@@ -686,7 +692,7 @@ def test_tables_fit_80_columns(database_url: str, output: Say, monkeypatch: pyte
     assert {command: width for command, width in wide.items() if width > 80} == {}
     lines = [line for line in shown["status"].splitlines() if line.startswith("a-run-")]
     assert [line.split()[0][-4:] for line in lines] == ["-one", "-two"], "names are told apart"
-    left_out = "drawn, sampler. --json has all."
+    left_out = "drawn, sampler. --json prints all."
     assert left_out in shown[f"batches {names[0]}"]
     newest, _ = [line for line in shown[f"batches {names[0]}"].splitlines() if line[0] in " 1234567890"]
     assert newest.split()[-1] == "leased", "what is not committed says so"
@@ -707,10 +713,12 @@ def test_an_experience_that_is_not_there_is_one_line(url: str, complaint: Say) -
 
 @pytest.mark.parametrize("command", [("show", "1"), ("status",), ("sql", "SELECT 1"), ("batches", "run")])
 def test_a_reader_of_another_schema_hears_which_command_mends_it(
-    database_url: str, complaint: Say, command: tuple[str, ...]
+    database_url: str, complaint: Say, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for version, remedy in (("0001", "run: trinity-db db upgrade"), ("9999", "newer than this trinity-db")):
-        execute(database_url, f"UPDATE trinity.alembic_version SET version_num = '{version}'")
-        assert remedy in complaint(database_url, *command)
-    execute(database_url, "REVOKE ALL ON trinity.alembic_version FROM trinity_reader")
+    with monkeypatch.context() as newer:
+        newer.setattr(schema, "HEAD", "0999")
+        assert "run: trinity-db db upgrade" in complaint(database_url, *command)
+    execute(database_url, "UPDATE trinity.schema_version SET version_num = '9999'")
+    assert "newer than this trinity-db" in complaint(database_url, *command)
+    execute(database_url, "REVOKE ALL ON trinity.schema_version FROM trinity_reader")
     assert "GRANT trinity_reader" in complaint(database_url, *command)

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, get_args
 import pytest
 import typer
 
-from tests.command_line import CommandLine
-from tests.postgres import by_login
-from tests.rows import Scene
+from tests.support.command_line import CommandLine
+from tests.support.postgres import by_login
+from tests.support.rows import Scene
 from trinity_db import cli
-from trinity_db.database import Database
+from trinity_db.postgres.connection import Database
 
 EXTREMES = (
     *("0", "-1", "0.5", "1e308", "nan", "inf", "-inf", "", "one"),
@@ -48,6 +48,7 @@ OTHERS: dict[str, list[str]] = {
     "train": ["{config}"],
     "explore": ["{config}"],
     "serve": ["{config}"],
+    "try": ["{config}"],
     "evaluate": ["none", "--taskset", "none"],
     "import": ["reasoning-gym:none", "--as", "tasks", "--python", "{config}"],
     "sql": ["SELECT 1 AS one"],

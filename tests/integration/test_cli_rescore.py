@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import CommandLine, Done
-from tests.rows import Scene, demonstration, import_records
-from tests.steps import process
+from tests.support.command_line import CommandLine, Done
+from tests.support.rows import Scene, demonstration, import_records
+from tests.support.steps import process
 from tests.unit.test_reward_model import build as build_reward_model
-from trinity_db.configuration import RunConfig
-from trinity_db.database import Database
 from trinity_db.models.folder_digest import digest
+from trinity_db.postgres.connection import Database
+from trinity_db.run.configuration import RunConfig
 
 MODEL = {"scratch": {"alphabet": "01", "hidden_size": 16, "layers": 1, "heads": 2, "context": 16}}
 REWARDS = "SELECT reward FROM trinity.experience ORDER BY id"
@@ -86,7 +86,7 @@ def test_another_step_stands_beside_the_reward_unless_a_file_weighs_it(
     judged: Scene, own: str, command: Command, tmp_path: Path
 ) -> None:
     printed = command("--steps", "position_match", "--where", "reward = 0").output
-    assert "position_match, weight 0 (beside the reward)" in printed
+    assert "position_match, weight 0 (not part of the reward)" in printed
     assert judged.values(REWARDS) == [2.0, 0.0] * 2
     file = tmp_path / "steps.yaml"
     file.write_text(f"processors: {{score: [{{name: '{own}', weight: 3}}, {{name: exact_match}}]}}")
@@ -134,7 +134,7 @@ def test_rows_that_fail_end_it_with_exit_code_1(judged: Scene, command: Command,
     (tmp_path / "own.py").write_text("def judged(response):\n    return 1 / float(response)\n")
     done = command()
     assert done.code == 1
-    assert "Groups with rows that failed keep their rewards" in done.stderr
+    assert "Groups with failed rows keep their rewards" in done.stderr
     assert judged.values(REWARDS) == [2.0, 0.0] * 2
     assert json.loads(command("--where", "false", "--json").output)["rows"] == 0
 
@@ -146,7 +146,7 @@ def test_rows_that_fail_end_it_with_exit_code_1(judged: Scene, command: Command,
         (("--taskset", "others"), "There is no taskset 'others'"),
         (("--steps", "exact_mach"), "did you mean 'exact_match'?"),
         (("--steps", "no.yaml"), "no.yaml: no such configuration file."),
-        (("--steps", "exact_match", "--steps", "exact_match"), "stands there twice"),
+        (("--steps", "exact_match", "--steps", "exact_match"), "is listed twice"),
     ],
 )
 def test_a_mistake_is_one_line(command: Command, arguments: tuple[str, ...], complaint: str) -> None:
@@ -158,7 +158,7 @@ def test_a_teacher_gives_no_reward_and_a_data_set_was_not_judged(
 ) -> None:
     (tmp_path / "steps.yaml").write_text("score: [{name: teacher, path: somewhere}]")
     said = command("--steps", tmp_path / "steps.yaml").complaint
-    assert said == "--steps: names no step that gives a reward."
+    assert said == "--steps names no step that gives a reward."
     import_records(shared_database, "data", [demonstration(1)])
     said = command_line("rescore", "data").complaint
     assert said == "'data' is an imported data set, whose rows no step has judged."

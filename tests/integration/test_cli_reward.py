@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import CommandLine
-from tests.rows import WAIT_SECONDS, Scene, in_a_thread, wait_until_blocked
-from trinity_db.cli import reward
-from trinity_db.database import Database, connect
+from tests.support.command_line import CommandLine
+from tests.support.rows import WAIT_SECONDS, Scene, in_a_thread, wait_until_blocked
+from trinity_db.api import rewards as recording
+from trinity_db.postgres.connection import Database, connect
 
 Say = Callable[..., tuple[int | str | None, str]]
 
@@ -94,9 +94,9 @@ def test_a_file_is_recorded_as_a_whole(scene: Scene, say: Say, ids: list[int], t
         ('{"experience": 1}', "'value' is missing"),
         ('{"value": 1}', "'experience' is missing"),
         ('{"experience": 1, "value": "high"}', "'value' must be a number, not text"),
-        ('{"experience": 1, "value": NaN}', "is not JSON: NaN is no number"),
-        ('{"experience": 1, "value": 1e999}', "'value' is not finite"),
-        ('{"experience": 1, "value": 1e99, "weight": 1e99}', "'value' times 'weight' is beyond 1e+100"),
+        ('{"experience": 1, "value": NaN}', "is not JSON: NaN is not a number"),
+        ('{"experience": 1, "value": 1e999}', "is not JSON: 1e999 is too large"),
+        ('{"experience": 1, "value": 1e99, "weight": 1e99}', "'value' times 'weight' exceeds 1e+100"),
         ('{"experience": true, "value": 1}', "'experience' must be the id of an experience, a whole number"),
         ('{"experience": 1, "valeu": 1}', "unknown key 'valeu'; known: experience, value, name"),
         ('{"experience": 1, "value": 1, "name": ""}', "'name' is empty"),
@@ -124,7 +124,7 @@ def test_an_experience_that_is_not_there_leaves_the_file_unrecorded(
     assert say("--from", file) == ("error: There is no experience 0.", "")
     assert rewards(scene) == [1.0, 0.0]
     file.write_text("\n")
-    assert say("--from", file)[0] == f"error: {file}: holds no lines."
+    assert say("--from", file)[0] == f"error: {file}: is empty."
     assert "cannot be read" in str(say("--from", tmp_path / "nowhere.jsonl")[0])
 
 
@@ -147,7 +147,7 @@ def test_arguments_that_say_two_things_or_nothing_are_refused(
 def test_a_reward_that_the_database_undid_is_said_again_for_a_while(
     scene: Scene, say: Say, ids: list[int], monkeypatch: pytest.MonkeyPatch, seconds: int, code: str
 ) -> None:
-    monkeypatch.setattr(reward, "RETRY_SECONDS", seconds)
+    monkeypatch.setattr(recording, "RETRY_SECONDS", seconds)
     with closing(connect(scene.database.url)) as other:
         other.execute("SELECT id FROM trinity.rollout_group FOR NO KEY UPDATE")
 

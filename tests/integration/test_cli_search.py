@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import CommandLine
-from tests.rows import Scene, demonstration, import_records, rollout
-from trinity_db.database import Database
+from tests.support.command_line import CommandLine
+from tests.support.rows import Scene, demonstration, import_records, rollout
+from trinity_db.postgres.connection import Database
 
 RESPONSES = [
     "first we add twelve apples and fifteen pears",
@@ -67,7 +67,7 @@ def test_rows_like_a_row_are_found_by_the_runs_of_words_that_they_share(
     # Of six runs of three words the first two share five; "we add apples" is in no other.
     assert [(one["experience"], one["score"]) for one in listed] == [(ids[1], 5 / 7)]
     assert found(command_line, str(ids[4])) == [], "no other response has this word"
-    assert command_line("search", str(ids[4])).output == f"No row is like {ids[4]}.\n"
+    assert command_line("search", str(ids[4])).output == f"No row is similar to {ids[4]}.\n"
 
 
 def test_rows_of_another_run_are_found_without_run_only(
@@ -104,6 +104,6 @@ def test_what_is_not_there_is_named_in_one_line(ids: list[int], command_line: Co
     for arguments, message in (
         (("apples", "--run", "rum"), "There is no run or data set 'rum'; did you mean 'run'?"),
         (("999999",), "There is no experience 999999."),
-        (("+-*/",), "There is no word in '+-*/': give words that a prompt or a response has."),
+        (("+-*/",), "There is no word in '+-*/': give words from a prompt or a response."),
     ):
         assert command_line("search", *arguments).complaint == message

@@ -16,10 +16,9 @@ import pytest
 from psycopg.types.json import Jsonb
 from sqlalchemy import BigInteger, Column, Identity, MetaData, Table
 
-from tests.copied import OF_THE_STORE, Contents, contents
-from tests.making import make
-from tests.postgres import new_database
-from tests.rows import (
+from tests.support.copied import OF_THE_STORE, Contents, contents
+from tests.support.postgres import new_database
+from tests.support.rows import (
     Scene,
     attempt,
     demonstration,
@@ -32,23 +31,24 @@ from tests.rows import (
     task,
     trajectory,
 )
-from trinity_db.arrays import encode
-from trinity_db.copies import exporter, importer, tables
-from trinity_db.copies import folder as folders
-from trinity_db.copies.exporter import export_run
-from trinity_db.copies.importer import import_run
-from trinity_db.database import Database
+from tests.support.synthesis import make
+from trinity_db.arrays.codec import encode
+from trinity_db.data.copies import exporter, importer, tables
+from trinity_db.data.copies import folder as folders
+from trinity_db.data.copies.exporter import export_run
+from trinity_db.data.copies.importer import import_run
+from trinity_db.data.dataset import open_writer
+from trinity_db.data.records.records import Demonstration
 from trinity_db.errors import ConfigError, ImportFileError, NotFound, TrinityError
-from trinity_db.imports.dataset import open_writer
-from trinity_db.imports.records import Demonstration
 from trinity_db.models.folder_digest import digest, verify_checkpoint
-from trinity_db.processors.archive import Archiver
+from trinity_db.postgres.connection import Database
 from trinity_db.processors.config import ArchiveConfig
-from trinity_db.schema.models import metadata
+from trinity_db.processors.jobs.archive import Archiver
 from trinity_db.schema.states import WorkerRole
+from trinity_db.schema.tables.models import metadata
 from trinity_db.store import calls, parks, policies, processing, rewards, runs, synthesis, workers
 from trinity_db.store.replay import find, first_difference
-from trinity_db.store.selection import Selection
+from trinity_db.store.selection import TaskSelection
 
 DATA = ("trajectories", "demonstrations", "preferences")
 TASKSETS = ("tasks", "made", *DATA)
@@ -287,7 +287,7 @@ def test_a_copy_of_the_other_version_stands_beside_the_original(
     load(source, tmp_path / "there")
     export(source, tmp_path / "here")
     before = everything(source)
-    with pytest.raises(ConfigError, match="already; name the copy with --name"):
+    with pytest.raises(ConfigError, match="already exists; name the copy with --name"):
         load(source, tmp_path / "here")
     imported = load(source, tmp_path / "here", "again")
     assert imported.data == {name: f"{name}-2" for name in DATA}
@@ -385,7 +385,7 @@ def test_a_copy_goes_on_and_its_new_draws_can_be_checked(
     with target.transaction() as tx:
         run = runs.find(tx, "run")
         explorer, processor, trainer = (workers.register(tx, run, role) for role in WorkerRole)
-        tasks = Selection({runs.find_taskset(tx, "tasks-2"): 1.0}, seed=0, walk="sequential")
+        tasks = TaskSelection({runs.find_taskset(tx, "tasks-2"): 1.0}, seed=0, walk="sequential")
     scene = Scene(target, run, tasks, explorer, processor, trainer)
     last = scene.value("SELECT max(id) FROM trinity.batch")
     with target.transaction() as tx, pytest.raises(TrinityError, match="another server"):
@@ -538,7 +538,7 @@ def test_a_run_may_delete_old_checkpoints_while_it_is_copied(
         return export_run(source, "run", tmp_path / "copy", True, trainer).checkpoints
 
     if copied is None:
-        with pytest.raises(TrinityError, match=f"Version {gone}: the run deleted it while it was copied"):
+        with pytest.raises(TrinityError, match=f"Version {gone}: the run deleted it during the export"):
             export_now()
         return
     assert export_now() == copied
@@ -562,7 +562,7 @@ def test_a_run_may_delete_an_old_checkpoint_and_keep_its_weights_while_it_is_cop
                 tx.execute(forget, [gone])
 
     if gone == newest:
-        with pytest.raises(TrinityError, match=f"Version {gone}: the run deleted it while it was copied"):
+        with pytest.raises(TrinityError, match=f"Version {gone}: the run deleted it during the export"):
             export_run(source, "run", tmp_path / "copy", True, trainer)
         return
     assert export_run(source, "run", tmp_path / "copy", True, trainer).checkpoints == [2, 1, 0]
@@ -578,7 +578,7 @@ def test_a_damaged_checkpoint_is_not_copied(source: Database, target: Database, 
     export(source, tmp_path / "copy", checkpoints=True)
     weights = tmp_path / "run/version-000001/model.safetensors"
     weights.write_bytes(b"x" * 3_000_000)
-    with pytest.raises(TrinityError, match=r"Version 1: its files at .* are not those that were published"):
+    with pytest.raises(TrinityError, match=r"Version 1: its files in .* differ from the published ones"):
         export(source, tmp_path / "another", checkpoints=True)
     assert not (tmp_path / "another").exists()
     assert not list(tmp_path.glob(".another*"))
@@ -595,7 +595,7 @@ def test_a_damaged_checkpoint_beside_whole_weights_is_not_copied(source: Databas
     scene.publish(2, step=2)
     give_files(scene, tmp_path / "run")
     (tmp_path / "run/checkpoint-000001/part-00000/trainer_state.pt").write_bytes(b"damaged")
-    with pytest.raises(TrinityError, match=r"Version 1: its files at .*checkpoint-000001 are not those"):
+    with pytest.raises(TrinityError, match=r"Version 1: its files in .*checkpoint-000001 differ from"):
         export(source, tmp_path / "copy", checkpoints=True)
     assert not (tmp_path / "copy").exists()
 
@@ -665,15 +665,15 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda f: (f / "manifest.json").unlink(), "manifest.json: is missing"),
     "no JSON": (lambda f: (f / "manifest.json").write_text("{"), "cannot be read"),
     "deep JSON": (lambda f: (f / "manifest.json").write_text("[" * 100_000), "cannot be read"),
-    "no object": (lambda f: (f / "manifest.json").write_text("[]"), "is no manifest"),
-    "a newer format": (lambda f: manifest(f, format=2, more=1), "newer than this trinity-db knows"),
-    "another key": (lambda f: manifest(f, path="/etc/passwd"), "is no manifest"),
-    "another schema": (lambda f: manifest(f, schema_version="0001"), "was written at schema '0001'"),
-    "no tables": (lambda f: manifest(f, tables={}), "does not fit schema"),
+    "no object": (lambda f: (f / "manifest.json").write_text("[]"), "is not a manifest"),
+    "a newer format": (lambda f: manifest(f, format=2, more=1), "newer than this trinity-db supports"),
+    "another key": (lambda f: manifest(f, path="/etc/passwd"), "is not a manifest"),
+    "another schema": (lambda f: manifest(f, schema_version="0000"), "was written at schema '0000'"),
+    "no tables": (lambda f: manifest(f, tables={}), "does not match schema"),
     "a path for a table": (
-        lambda f: manifest(f, tables={"../../x": {"rows": 0, "sha256": "0" * 64}}), "does not fit schema"
+        lambda f: manifest(f, tables={"../../x": {"rows": 0, "sha256": "0" * 64}}), "does not match schema"
     ),
-    "another run": (lambda f: manifest(f, run="../other"), "is no name for a run"),
+    "another run": (lambda f: manifest(f, run="../other"), "is not a valid"),
     "a run that it does not name": (lambda f: manifest(f, run="other"), "does not name"),
     "a data set that it does not name": (lambda f: manifest(f, data=[]), "does not name"),
     "a checkpoint that is missing": (
@@ -682,17 +682,17 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a table that is missing": (lambda f: (f / "tables/score.parquet").unlink(), "score.parquet: is missing"),
     "a changed byte": (lambda f: flip(f / "tables/payload.parquet"), "its digest differs"),
     "a cut file": (lambda f: os.truncate(f / "tables/metric.parquet", 100), "its digest differs"),
-    "a link": (lambda f: link(f / "tables/task.parquet"), "is no plain file"),
-    "a folder for a file": (lambda f: make_folder(f / "tables/task.parquet"), "is no plain file"),
+    "a link": (lambda f: link(f / "tables/task.parquet"), "is not a regular file"),
+    "a folder for a file": (lambda f: make_folder(f / "tables/task.parquet"), "is not a regular file"),
     "ids that are too many": (lambda f: other_ids(f, [1, 2**60]), "the ids of experience reach from 1 to"),
     "ids below zero": (lambda f: other_ids(f, [-5, 10]), "the ids of experience reach from -5"),
     "ids of other rows": (lambda f: other_ids(f, [1, 3]), "refers to a row of experience that is not in"),
-    "no such state": (lambda f: rewrite(f, "experience", state="odd"), "refuses rows of table experience"),
-    "a broken rule": (lambda f: rewrite(f, "batch", size=0), "refuses rows of table batch"),
-    "a broken key": (lambda f: rewrite(f, "batch", policy_version=77), "refuses rows of table batch"),
-    "JSON that is none": (lambda f: rewrite(f, "task", payload="{"), "refuses rows of table task"),
-    "NUL": (lambda f: rewrite(f, "experience_text", prompt="a\0b"), "refuses rows of table experience_text"),
-    "the same id twice": (lambda f: rewrite(f, "metric", id=1), "refuses rows of table metric"),
+    "no such state": (lambda f: rewrite(f, "experience", state="odd"), "rejects rows of table experience"),
+    "a broken rule": (lambda f: rewrite(f, "batch", size=0), "rejects rows of table batch"),
+    "a broken key": (lambda f: rewrite(f, "batch", policy_version=77), "rejects rows of table batch"),
+    "JSON that is none": (lambda f: rewrite(f, "task", payload="{"), "rejects rows of table task"),
+    "NUL": (lambda f: rewrite(f, "experience_text", prompt="a\0b"), "rejects rows of table experience_text"),
+    "the same id twice": (lambda f: rewrite(f, "metric", id=1), "rejects rows of table metric"),
     "no such task": (lambda f: rewrite(f, "rollout_group", task_id=2**40), "refers to a row of task"),
 }  # fmt: skip
 
@@ -737,9 +737,9 @@ def test_an_export_writes_over_nothing(source: Database, tmp_path: Path) -> None
     (tmp_path / "file").write_text("mine")
     (tmp_path / "empty").mkdir()
     for taken in (tmp_path / "full", tmp_path / "file"):
-        with pytest.raises(ConfigError, match="is there already"):
+        with pytest.raises(ConfigError, match="already exists"):
             export(source, taken)
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="does not exist"):
         export(source, tmp_path / "no/folder")
     export(source, tmp_path / "empty")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "lance") == [
@@ -796,5 +796,5 @@ def test_a_table_of_no_run_must_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     more = MetaData(schema="trinity")
     Table("loose", more, Column("id", BigInteger, Identity(), primary_key=True))
     monkeypatch.setattr(tables, "metadata", more)
-    with pytest.raises(tables.Uncovered, match="which rows of loose are a run's"):
+    with pytest.raises(tables.Uncovered, match="which rows of loose belong to a run"):
         tables.copied_tables()

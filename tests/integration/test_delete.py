@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import CommandLine
-from tests.making import make
-from tests.rows import Scene, copy_of, demonstration, import_records, task
-from trinity_db import archive
-from trinity_db.database import Database
+from tests.support.command_line import CommandLine
+from tests.support.rows import Scene, copy_of, demonstration, import_records, task
+from tests.support.synthesis import make
+from trinity_db.arrays import archive
+from trinity_db.data.records.records import Demonstration
 from trinity_db.errors import ConfigError, NotFound
-from trinity_db.imports.records import Demonstration
-from trinity_db.processors.archive import Archiver
+from trinity_db.postgres.connection import Database
 from trinity_db.processors.config import ArchiveConfig
+from trinity_db.processors.jobs.archive import Archiver
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import deletion, instances, payloads, pruning, runs, workers
 from trinity_db.trainer.checkpoints import folder
@@ -168,7 +168,7 @@ def test_a_deletion_that_was_killed_is_repeated_and_finishes(
     with stopped.database.transaction() as tx:
         assert runs.is_finished(tx, stopped.run.id)
         with pytest.raises(ConfigError, match="is being deleted; to finish that, run: trinity-db delete run"):
-            runs.open_run(tx, "run", stopped.run.config, "groups", [], holdout=0.0)
+            runs.open_run(tx, "run", stopped.run.config, "groups")
     with pytest.raises(ConfigError), stopped.database.transaction() as tx:
         workers.register(tx, stopped.run, WorkerRole.TRAIN)
     assert delete(stopped, "run", "--yes")[0] == 0

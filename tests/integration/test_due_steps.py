@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from psycopg.rows import DictRow
 
-from tests.rows import Scene
-from tests.steps import load
-from trinity_db.database import Database
-from trinity_db.processors import limits
-from trinity_db.processors.archive import Archiver
+from tests.support.rows import Scene
+from tests.support.steps import load
+from trinity_db.postgres.connection import Database
 from trinity_db.processors.config import ArchiveConfig
-from trinity_db.processors.due_steps import DueSteps
-from trinity_db.processors.step import Step
+from trinity_db.processors.jobs.archive import Archiver
+from trinity_db.processors.lists import limits
+from trinity_db.processors.lists.due_steps import DueSteps
+from trinity_db.processors.lists.step import Step
 from trinity_db.store import payloads
-from trinity_db.store.processing import Verdict
-from trinity_db.store.rescore import Claim
+from trinity_db.store.processing import StepVerdict
+from trinity_db.store.rescore import RescoreClaim
 
 STEPS = """
 import asyncio, time
@@ -43,11 +43,11 @@ def steps_of(folder: Path, *named: Any) -> list[Step]:
     return load("score", *(one | {"name": f"{folder}/own.py:{one['name']}"} for one in named))
 
 
-def verdicts(scene: Scene, steps: Sequence[Step], due: Mapping[int, tuple[str, ...]]) -> list[Verdict]:
+def verdicts(scene: Scene, steps: Sequence[Step], due: Mapping[int, tuple[str, ...]]) -> list[StepVerdict]:
     """On rows with these due steps, in the order of their ids."""
     at_work = DueSteps(scene.database, steps, lambda: False)
     try:
-        found = list(chain.from_iterable(at_work.verdicts([Claim(1, 1, due)])))
+        found = list(chain.from_iterable(at_work.verdicts([RescoreClaim(1, 1, due)])))
     finally:
         at_work.close()
     return sorted((verdict for _, verdict in found), key=lambda one: one.id)
@@ -76,7 +76,7 @@ def test_rows_with_other_due_steps_share_an_asynchronous_step_and_its_rates(
 
 def test_a_step_for_several_rows_at_once_gets_those_alone_that_are_due(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "many.py").write_text(
-        "from trinity_db.processors.step import step\n\nasked = []\n\n@step(batch=2)\ndef many(id):\n"
+        "from trinity_db.processors.lists.step import step\n\nasked = []\n\n@step(batch=2)\ndef many(id):\n"
         "    asked.append(list(id))\n    return list(enumerate([1.0] * len(id)))\n"
     )
     steps = [*load("score", f"{tmp_path}/many.py:many"), *steps_of(tmp_path, {"name": "quick"})]

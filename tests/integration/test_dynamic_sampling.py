@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from tests.rows import Scene, rollout
-from tests.steps import process
+from tests.support.rows import Scene, rollout
+from tests.support.steps import process
 from trinity_db.processors.config import GroupConfig
 from trinity_db.store import rewards
 from trinity_db.store.groups import Pace

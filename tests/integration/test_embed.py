@@ -14,15 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.command_line import CommandLine
-from tests.rows import Scene, in_a_thread, rollout
-from tests.steps import load, process
-from trinity_db import settings, vectors
-from trinity_db.archive import connection
-from trinity_db.config import ModelConfig
-from trinity_db.database import Database
-from trinity_db.processors import meaning
-from trinity_db.processors.step import Context, Drop, Step
+from tests.support.command_line import CommandLine
+from tests.support.rows import Scene, in_a_thread, rollout
+from tests.support.steps import load, process
+from trinity_db.arrays import vectors
+from trinity_db.arrays.archive import connection
+from trinity_db.config import base
+from trinity_db.config.shared import ModelConfig
+from trinity_db.postgres.connection import Database
+from trinity_db.processors.jobs import semantic_search
+from trinity_db.processors.lists.step import Context, Drop, Step
 from trinity_db.store import instances
 
 ANY_GROUP = {"clean": [], "score": [], "group": {"min_size": 1}}
@@ -104,7 +105,7 @@ def hostile_table(scene: Scene, url: str) -> None:
     made_by = json.dumps({"url": url, "model": "numbers", "key_env": "TRINITY_DB_URL"})
     schema = pa.schema(fields, metadata={"made_by": made_by})
     name = vectors.name_of(scene.run.id, store, "ab" * 32)
-    connection(settings.lance_uri()).create_table(name, schema=schema)
+    connection(base.lance_uri()).create_table(name, schema=schema)
 
 
 def write(scene: Scene, *groups: Sequence[str]) -> list[int]:
@@ -160,10 +161,10 @@ def test_of_rows_that_processors_judge_at_once_one_passes(scene: Scene, url: str
 def test_a_table_without_a_first_version_as_after_a_crash_is_made_again(scene: Scene, url: str) -> None:
     ids = write(scene, ["1 2 3 4"] * 2)
     ask(scene, url, ids)
-    [folder] = Path(settings.lance_uri()).glob("vectors_*")
+    [folder] = Path(base.lance_uri()).glob("vectors_*")
     for part in folder.iterdir():
         shutil.rmtree(part)
-    assert meaning.like(scene.database, ids[0], None, 10) is None
+    assert semantic_search.like(scene.database, ids[0], None, 10) is None
     found = ask(scene, url, ids)
     assert [drop is None for drop in found.values()] == [True, False]
 

@@ -15,17 +15,17 @@ import psycopg
 import pytest
 
 import trinity_db
-from tests.postgres import cluster_15, discard, execute, new_home, on_database, start
-from tests.processes import is_alive
-from tests.waiting import wait_until
-from trinity_db import embedded
-from trinity_db.database import Database
-from trinity_db.embedded import logins
-from trinity_db.embedded.accounts import as_account, server_account
-from trinity_db.embedded.cluster import Cluster
-from trinity_db.embedded.place import SOCKET
+from tests.support.postgres import cluster_15, discard, execute, new_home, on_database, start
+from tests.support.processes import is_alive
+from tests.support.waiting import wait_until
 from trinity_db.errors import DatabaseUnavailable, TrinityError
-from trinity_db.opening import open_reader, upgrade
+from trinity_db.postgres import embedded
+from trinity_db.postgres.connection import Database
+from trinity_db.postgres.embedded import logins
+from trinity_db.postgres.embedded.accounts import as_account, server_account
+from trinity_db.postgres.embedded.cluster import Cluster
+from trinity_db.postgres.embedded.home_paths import SOCKET
+from trinity_db.postgres.opening import open_reader, upgrade
 
 WAIT_SECONDS = 30.0
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root runs the server as another user")
@@ -33,7 +33,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root runs the server as 
 START = """
 import sys
 from pathlib import Path
-from trinity_db import embedded
+from trinity_db.postgres import embedded
 print(embedded.ensure_running(Path(sys.argv[1])), flush=True)
 sys.stdin.read()
 """
@@ -220,7 +220,7 @@ def test_root_opens_the_way_for_the_server_and_says_so(
     cluster = embedded.cluster(closed / "home")
     shutil.copytree(made_data, cluster.data)
     try:
-        with caplog.at_level(logging.WARNING, logger="trinity_db.embedded"):
+        with caplog.at_level(logging.WARNING, logger="trinity_db.postgres.embedded"):
             cluster.ensure_running()
         assert closed.stat().st_mode & 0o777 == 0o701
         assert [record.message.rpartition(": ")[2] for record in caplog.records] == [str(closed)]
@@ -279,10 +279,10 @@ def test_a_read_only_home_is_one_clear_line(empty_home: Path) -> None:
 
 def test_data_of_another_major_version_are_refused(empty_home: Path) -> None:
     (empty_home / "postgres").mkdir()
-    with pytest.raises(DatabaseUnavailable, match="no PostgreSQL data directory"):
+    with pytest.raises(DatabaseUnavailable, match="not a PostgreSQL data directory"):
         embedded.ensure_running(empty_home)
     (empty_home / "postgres" / "PG_VERSION").write_text("17\n")
-    with pytest.raises(DatabaseUnavailable, match="made by PostgreSQL 17, this installation has 18"):
+    with pytest.raises(DatabaseUnavailable, match="created by PostgreSQL 17, this installation has 18"):
         embedded.ensure_running(empty_home)
 
 
@@ -439,7 +439,7 @@ def test_a_running_server_without_the_login_that_reads_gets_it_once(
         assert row == {"login": "reader", "runs": 0}
     monkeypatch.setattr(logins, "_make_reader", None)  # a second command makes nothing
     grant = "GRANT EXECUTE ON FUNCTION pg_terminate_backend(integer, bigint), lo_creat(integer) TO PUBLIC"
-    execute(cluster.url(), grant)  # as in a home of older code
+    execute(cluster.url(), grant)
     with closing(open_reader()) as reader:
         for call in ("pg_terminate_backend(pg_backend_pid())", "lo_creat(-1)"):
             with (

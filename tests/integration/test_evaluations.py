@@ -6,22 +6,23 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
-from statistics import mean
+from statistics import mean, variance
 from typing import Any
 
+import numpy as np
 import psycopg
 import pytest
 
-from tests.echo import Echo
-from tests.explorers import Explorers
-from tests.explorers import publish as publish_folder
-from tests.rows import Scene, rollout
+from tests.support.echo import Echo
+from tests.support.explorers import Explorers
+from tests.support.explorers import publish as publish_folder
+from tests.support.rows import Scene, rollout
 from trinity_db.cli.progress import outcome
-from trinity_db.explorer import evaluating, given_back
+from trinity_db.data.dataset import open_writer
+from trinity_db.data.records.records import Task
+from trinity_db.explorer.attempt.policy import Policy
 from trinity_db.explorer.engines.engine import Completion, NotLoadedYet, Request
-from trinity_db.explorer.policy import Policy
-from trinity_db.imports.dataset import open_writer
-from trinity_db.imports.records import Task
+from trinity_db.explorer.loop import backoff, evaluating
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import evaluations, policies, processing, pruning, rewards
@@ -57,7 +58,7 @@ def finish(scene: Scene) -> list[int]:
 
 def said(scene: Scene, *ids: int) -> list[dict[str, Any]]:
     with scene.database.transaction() as tx:
-        return evaluations.read(tx, ids)
+        return [dict(row) for row in evaluations.read(tx, ids)]
 
 
 def claim(scene: Scene, evaluation: int, limit: int = 100, worker: int | None = None) -> list[Any]:
@@ -143,7 +144,7 @@ def test_an_attempt_with_a_token_of_another_version_is_a_failed_rollout(
     begin(scene)
     assert explorer(answers, Ahead(), groups=1).work()
     errors = scene.values("SELECT DISTINCT error FROM trinity.rollout WHERE error IS NOT NULL")
-    assert errors == ["the engine sampled by version 7 in an evaluation of version 0"]
+    assert errors == ["the engine sampled with version 7 when evaluating version 0"]
 
 
 class Moved(Echo):
@@ -166,7 +167,7 @@ class Moved(Echo):
 def test_attempts_for_which_a_fleet_has_gone_on_to_another_version_are_given_back_and_made_later(
     scene: Scene, explorer: Explorers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(given_back, "PAUSE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(backoff, "PAUSE_SECONDS", (0.0, 0.0))
     evaluation = begin(scene)
     endpoint = {"name": "endpoint", "urls": ["http://127.0.0.1:1"], "load_weights": False}
     role = explorer(answers, Moved(), only=[evaluation], engine=endpoint)
@@ -176,7 +177,7 @@ def test_attempts_for_which_a_fleet_has_gone_on_to_another_version_are_given_bac
     found = dict(scene.rows(counts))
     assert (found["finished"], "failed" in found) == (2 * NUM_TASKS, False)
     assert scene.value("SELECT DISTINCT finish_reason FROM trinity.rollout WHERE state = 'refused'") == (
-        "given back: the engine sampled by version 1 in an evaluation of version 0"
+        "given back: the engine sampled with version 1 when evaluating version 0"
     )
 
 
@@ -437,13 +438,88 @@ def test_intervals_are_those_of_means_over_tasks(scene: Scene) -> None:
     solved = [2, 1, 0, 2, 2, 0, 1, 0]
     attempt(scene, evaluation, lambda task, member: float(member < solved[task]))
     [row] = said(scene, evaluation)
-    z, shares = 1.959964, [number / 2 for number in solved]
+    shares = [number / 2 for number in solved]
     center = mean(shares)
-    error = z * math.sqrt(sum((share - center) ** 2 for share in shares) / 7 / 8)
-    assert (row["mean_low"], row["mean_high"]) == pytest.approx((center - error, center + error))
-    # Wilson's limits are where the distance from the estimate is z deviations of the limit itself.
-    for limit in (row["pass_1_low"], row["pass_1_high"]):
-        assert abs(center - limit) == pytest.approx(z * math.sqrt(limit * (1 - limit) / 8))
+    trials = center * (1 - center) / (variance(shares) / NUM_TASKS)
+    assert trials > NUM_TASKS
+    check_wilson(row, "mean", center, trials)
+    check_wilson(row, "pass_1", center, NUM_TASKS)
+
+
+@pytest.mark.parametrize("solved", [0, 1, 4, 8])
+def test_intervals_of_mean_and_pass_are_equal_for_one_reward_of_0_or_1_a_task(
+    scene: Scene, solved: int
+) -> None:
+    evaluation = begin(scene, samples=1)
+    attempt(scene, evaluation, lambda task, member: float(task < solved))
+    [row] = said(scene, evaluation)
+    check_wilson(row, "mean", solved / NUM_TASKS, NUM_TASKS)
+    for limit in ("low", "high"):
+        assert row[f"mean_{limit}"] == pytest.approx(row[f"pass_1_{limit}"], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "lowest", "highest"),
+    [
+        ([0, 0, 0, 0, 0, 0, 0, 1], 0, 1),
+        ([1, 1, 1, 1, 1, 1, 1, 0.5], 0, 1),
+        ([-2, -2, -2, -2, -2, -2, -2, 3], -2, 3),
+        ([0.5] * 8, 0, 1),
+        ([-1] * 8, -1, 1),
+        ([2] * 8, 0, 2),
+    ],
+)
+def test_intervals_of_rewards_stay_within_their_range(
+    scene: Scene, tmp_path: Path, values: list[float], lowest: float, highest: float
+) -> None:
+    publish(scene, 1, tmp_path)
+    evaluation, worst = begin(scene, samples=2), begin(scene, version=1, samples=2)
+    attempt(scene, evaluation, lambda task, member: values[task])
+    attempt(scene, worst, lambda task, member: lowest if task else highest, version=1)
+    query = "SELECT mean_low, mean, mean_high, best_low, best, best_high FROM trinity.evaluation_at(%s, 2)"
+    [found] = scene.rows(query, evaluation)
+    for low, center, high in (found[:3], found[3:]):
+        assert center == pytest.approx(mean(values))
+        assert lowest - 1e-9 <= low <= center + 1e-9
+        assert center - 1e-9 <= high <= highest + 1e-9
+        assert high - low > 0.2 * (highest - lowest), "eight tasks do not tell more"
+    with scene.database.transaction() as tx:
+        difference = evaluations.compare(tx, worst, evaluation)
+    width = highest - lowest
+    low, center, high = (difference["mean_low"], difference["mean"], difference["mean_high"])
+    assert low is not None
+    assert center is not None
+    assert high is not None
+    assert -width <= low <= center <= high <= width
+
+
+def check_wilson(row: Mapping[str, Any], name: str, center: float, trials: float) -> None:
+    """Wilson's limits are where the distance from the estimate is 1.96 deviations of the limit itself."""
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    assert 0 <= low <= center <= high <= 1
+    for limit in (low, high):
+        assert abs(center - limit) == pytest.approx(
+            1.959964 * math.sqrt(limit * (1 - limit) / trials), abs=1e-9
+        )
+
+
+def test_an_interval_is_that_of_resampled_tasks(scene: Scene) -> None:
+    """With tasks enough, it is what a bootstrap over them says."""
+    rng = np.random.default_rng(7)
+    rewards = rng.beta(2, 5, 200)
+    found = scene.rows(
+        "SELECT m.low, m.high FROM trinity.mean_interval(%s, %s, %s, 0, 1) m",
+        float(rewards.mean()), float(rewards.var(ddof=1)), len(rewards),
+    )  # fmt: skip
+    resampled = rng.choice(rewards, (20_000, len(rewards))).mean(axis=1)
+    expected = np.quantile(resampled, [0.025, 0.975]).tolist()
+    assert list(found[0]) == pytest.approx(expected, abs=0.002)
+    # The variance of equal rewards of 0.1 may be a rounding error.
+    equal, rounded = (
+        scene.rows("SELECT m.low, m.high FROM trinity.mean_interval(0.1, %s, 8, 0, 1) m", variance)
+        for variance in (0.0, 3e-34)
+    )
+    assert rounded == equal
 
 
 def test_a_difference_is_over_the_tasks_that_both_evaluations_have(scene: Scene, tmp_path: Path) -> None:
@@ -452,7 +528,7 @@ def test_a_difference_is_over_the_tasks_that_both_evaluations_have(scene: Scene,
     attempt(scene, before, lambda task, member: None if task == 0 else float(task > 4))
     attempt(scene, after, lambda task, member: float(task > 2), version=1)
     with scene.database.transaction() as tx:
-        row = evaluations.compare(tx, before, after)
+        row = dict(evaluations.compare(tx, before, after))
     differences = [0, 0, 1, 1, 0, 0, 0]
     center = mean(differences)
     error = 1.959964 * math.sqrt(sum((one - center) ** 2 for one in differences) / 6 / 7)
@@ -524,6 +600,6 @@ def test_the_outcome_of_a_run_has_the_evaluations_of_its_first_and_its_last_vers
         finish(scene)
     evaluation, *_ = outcome(scene.database, scene.run)
     expected = (
-        "evaluation on tasks: mean@2 0.000 [0.000, 0.000] (version 0) → 1.000 [1.000, 1.000] (version 2)"
+        "evaluation on tasks: mean@2 0.000 [0.000, 0.324] (version 0) → 1.000 [0.676, 1.000] (version 2)"
     )
     assert evaluation == expected

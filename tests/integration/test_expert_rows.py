@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.replays import adopted, correct, difference, differences, drawn
-from tests.rows import (
+from tests.support.replays import adopted, correct, difference, differences, drawn
+from tests.support.rows import (
     WAIT_SECONDS,
     Scene,
     centered,
@@ -21,8 +21,8 @@ from tests.rows import (
     trajectory,
     wait_until_blocked,
 )
-from trinity_db.database import connect
 from trinity_db.errors import LeaseLost, TrinityError
+from trinity_db.postgres.connection import connect
 from trinity_db.store import batches, draws, payloads, rewards
 from trinity_db.store.samplers import Sampler
 
@@ -114,7 +114,7 @@ def test_groups_and_expert_rows_are_leased_together_or_not_at_all(mixed: Scene) 
         drawing = in_a_thread(mixed.database, lambda: mixed.draw(step=1, size=1, experts=2))
         wait_until_blocked(mixed.database, drawing)
         other.commit()
-    with pytest.raises(LeaseLost, match="1 of 2 are not ready any more"):
+    with pytest.raises(LeaseLost, match="1 of 2 are no longer ready"):
         drawing.result(WAIT_SECONDS)
     assert mixed.rows(BATCHES) == []
     assert mixed.values(GROUPS) == ["ready"]

@@ -14,25 +14,25 @@ from typing import Any
 
 import pytest
 
-from tests.echo import Echo
-from tests.explorers import Explorers, publish, stored
-from tests.postgres import cluster_18, discard, start
-from tests.rows import Scene, members
-from tests.waiting import WAIT_SECONDS, until
-from trinity_db.database import Database, Transaction
+from tests.support.echo import Echo
+from tests.support.explorers import Explorers, publish, stored
+from tests.support.postgres import cluster_18, discard, start
+from tests.support.rows import Scene, members
+from tests.support.waiting import WAIT_SECONDS, until
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer import service
+from trinity_db.explorer.attempt.policy import Policy
+from trinity_db.explorer.attempt.workflow import Workflow
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
-from trinity_db.explorer.evaluating import Look
-from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.waiting import EmptyPlaces
-from trinity_db.explorer.workflow import Workflow
-from trinity_db.opening import upgrade
-from trinity_db.prompts import PromptTooLong
+from trinity_db.explorer.loop.evaluating import Look
+from trinity_db.explorer.loop.idle_time import EmptyPlaces
+from trinity_db.models.chat.prompts import PromptTooLong
+from trinity_db.postgres.connection import Database, Transaction
+from trinity_db.postgres.opening import upgrade
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import POLL_SECONDS
 from trinity_db.store import workers
 from trinity_db.store.groups import Pace
+from trinity_db.worker.service import POLL_SECONDS
 
 STOP_SECONDS = 20.0  # a stop without a database: two attempts to connect, one of them the goodbye's
 
@@ -138,7 +138,7 @@ def test_failures_in_a_row_end_the_explorer(
     async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
         raise ValueError("my bug")
 
-    monkeypatch.setattr("trinity_db.explorer.writing.FAILURES_IN_A_ROW", 4)
+    monkeypatch.setattr("trinity_db.explorer.loop.writing.FAILURES_IN_A_ROW", 4)
     with pytest.raises(TrinityError, match=r"4 rollouts failed in a row, the last with: ValueError: my bug"):
         explorer(workflow).work()
     assert [row[2] for row in rollouts(scene)] == ["failed"] * 4
@@ -150,12 +150,12 @@ def test_one_bad_task_does_not_end_the_explorer_however_large_its_group_is(
     async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
         raise ValueError("my bug")
 
-    monkeypatch.setattr("trinity_db.explorer.writing.FAILURES_IN_A_ROW", 2)
-    monkeypatch.setattr("trinity_db.explorer.writing.FAILURES_OF_A_GROUP", 1)
+    monkeypatch.setattr("trinity_db.explorer.loop.writing.FAILURES_IN_A_ROW", 2)
+    monkeypatch.setattr("trinity_db.explorer.loop.writing.FAILURES_OF_A_GROUP", 1)
     role = explorer(workflow, groups=1)
     assert role.work()
     assert [row[2] for row in rollouts(scene)] == ["failed"] * 2
-    role._pace = Pace(max_staleness=0, per_version=2)
+    role._plan = replace(role._plan, pace=Pace(max_staleness=0, per_version=2))
     with pytest.raises(TrinityError, match=r"4 rollouts failed in a row, the last with: ValueError: my bug"):
         role.work()
 
@@ -357,7 +357,7 @@ def test_files_that_are_not_those_that_were_published_are_not_loaded(
 ) -> None:
     role = explorer(answers, groups=1)
     assert role.work()
-    role._pace = Pace(max_staleness=0, per_version=2)
+    role._plan = replace(role._plan, pace=Pace(max_staleness=0, per_version=2))
     elsewhere = tmp_path / "elsewhere"
     publish(scene, 1, starting_model)
     elsewhere.mkdir()
@@ -366,7 +366,7 @@ def test_files_that_are_not_those_that_were_published_are_not_loaded(
         tx.execute("UPDATE trinity.policy_version SET checkpoint = %s WHERE version = 1", [str(elsewhere)])
     for _ in range(3):
         assert not role.work()
-    assert caplog.text.count("version 1 cannot be used") == 1
+    assert caplog.text.count("version 1 is unusable") == 1
     assert role._attempts.engine.version == 0
     publish(scene, 1, elsewhere)
     assert role.work()
@@ -387,7 +387,7 @@ def test_another_checkpoint_under_the_number_that_is_loaded_is_loaded(
     (starting_model / "model.safetensors").write_bytes(b"set back")
     publish(scene, 0, starting_model)
     for groups in (2, 3):
-        role._pace = Pace(max_staleness=0, per_version=groups)
+        role._plan = replace(role._plan, pace=Pace(max_staleness=0, per_version=groups))
         assert role.work()
     assert loaded == [b"weights", b"set back"]
 
@@ -453,7 +453,7 @@ async def cancel_all() -> None:
 
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("attempts", "service"):
+    for module in ("attempt.attempts", "service"):
         monkeypatch.setattr(f"trinity_db.explorer.{module}.GRACE_SECONDS", 0.05)
 
 
@@ -464,7 +464,7 @@ def test_an_attempt_that_goes_on_after_its_time_fails_and_is_left_alone(
     role = explorer(workflow, engine, attempt_seconds=0.05)
     assert role.work()
     assert set(scene.values("SELECT error FROM trinity.rollout")) == {"took longer than 0.05 s"}
-    assert caplog.text.count("after it was cancelled: it is left alone") == 4
+    assert caplog.text.count("after its cancellation and is abandoned") == 4
     asked, tries = len(engine.asked), workflow.tries
     role._runner.run(cancel_all())
     role._runner.run(until(lambda: workflow.tries == tries + 4, "each asks the policy once more"))
@@ -490,7 +490,7 @@ def test_an_attempt_that_goes_on_after_a_stop_does_not_hold_the_stop_up(
 def test_spare_attempts_are_cancelled_when_their_group_is_complete_and_are_no_failures(
     explorer: Explorers, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinity_db.explorer.writing.FAILURES_IN_A_ROW", 1)
+    monkeypatch.setattr("trinity_db.explorer.loop.writing.FAILURES_IN_A_ROW", 1)
     begun: list[Mapping[str, Any]] = []
     cleaned_up: list[Mapping[str, Any]] = []
 
@@ -543,8 +543,8 @@ async def fills_the_context(task: Mapping[str, Any], policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("workflow", "error"),
     [
-        (returns_a_reward_that_is_no_number, "TypeError: The reward 'right' of a step is list, no number."),
-        (returns_nan, "ValueError: The reward of a step is nan, no number"),
+        (returns_a_reward_that_is_no_number, "TypeError: The reward 'right' of a step is list, not a"),
+        (returns_nan, "ValueError: The reward of a step is nan, not a number"),
         (fills_the_context, "A prompt of 8 tokens does not fit a context of 5."),
         (awaits_what_it_cancelled, "CancelledError: ("),
         (cancels_itself, "CancelledError: ("),
@@ -552,7 +552,7 @@ async def fills_the_context(task: Mapping[str, Any], policy: Policy) -> None:
         (raises_what_cannot_be_shown, "Unclear: its message cannot be shown ("),
         (raises_several, "Unclear: its message cannot be shown ("),
         (ignores_the_time_limit, "took longer than 0.05 s"),
-        (gives_a_state_that_is_no_text, "TypeError: The state of a step is int, no text. ("),
+        (gives_a_state_that_is_no_text, "TypeError: The state of a step is int, not text. ("),
     ],
 )
 def test_whatever_an_attempt_raises_is_a_failed_rollout(
@@ -599,7 +599,7 @@ def test_the_version_of_before_is_loaded_again_when_the_next_one_could_not_be(
     role = explorer(answers, groups=1)
     assert role.work()
     publish(scene, 1, starting_model)
-    role._pace = Pace(max_staleness=0, per_version=2)
+    role._plan = replace(role._plan, pace=Pace(max_staleness=0, per_version=2))
     assert not role.work()
     with scene.database.transaction() as tx:
         tx.execute("DELETE FROM trinity.policy_version WHERE version = 1")
@@ -621,7 +621,7 @@ def test_what_ends_while_weights_load_is_written_meanwhile(
     async def outlasts_the_start(task: Mapping[str, Any], policy: Policy) -> None:
         if not loads.is_set():
             publish(scene, 1, starting_model)
-            role._pace = Pace(max_staleness=0, per_version=2)
+            role._plan = replace(role._plan, pace=Pace(max_staleness=0, per_version=2))
             role.wake()
             await loads.wait()
         await policy.sample([1, 2])
@@ -653,7 +653,7 @@ def test_news_that_arrive_while_nothing_can_be_claimed_yet_are_not_lost(
         groups = await claim(version, limit)
         claimed.append(len(groups))
         if len(claimed) == 2:
-            role._pace = Pace(max_staleness=0, per_version=2)
+            role._plan = replace(role._plan, pace=Pace(max_staleness=0, per_version=2))
             role.wake()
         return groups
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.explorers import ANY_FOLDER, publish
-from tests.rows import Scene
-from tests.servers import Server, VLLMServer
-from trinity_db.config import PromptConfig, ScratchConfig
+from tests.support.explorers import ANY_FOLDER, publish
+from tests.support.rows import Scene
+from tests.support.servers import Server, VLLMServer
+from trinity_db.config.shared import PromptConfig, ScratchConfig
+from trinity_db.explorer.attempt.policy import Policy
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.dialects import VLLM
 from trinity_db.explorer.engines.endpoint import EndpointEngine
-from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.service import Explorer
+from trinity_db.explorer.service import Explorer, ExplorerSetup
 from trinity_db.models import build_scratch
 from trinity_db.store.groups import Pace
 
@@ -70,17 +70,16 @@ def test_a_server_that_dies_costs_no_rollout_and_doubles_none(
         await policy.sample([7, 8, 9])
 
     engine = EndpointEngine([server.url for server in hosted.servers], VLLM())
-    explorer = Explorer(
-        scene.database,
-        scene.run,
-        ExplorerConfig(group_size=SIZE, concurrency=GROUPS * SIZE),
-        attempt,
-        engine,
-        Pace(max_staleness=0, per_version=GROUPS),
-        scene.selection,
-        PromptConfig(prompt_template="{prompt}"),
-        ANY_FOLDER,
+    setup = ExplorerSetup(
+        config=ExplorerConfig(group_size=SIZE, concurrency=GROUPS * SIZE),
+        workflow=attempt,
+        engine=engine,
+        pace=Pace(max_staleness=0, per_version=GROUPS),
+        selection=scene.selection,
+        prompts=PromptConfig(prompt_template="{prompt}"),
+        places=ANY_FOLDER,
     )
+    explorer = Explorer(scene.database, scene.run, setup)
     explorer.worker_id = scene.explorer
     try:
         assert explorer.work()

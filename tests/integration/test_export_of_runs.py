@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.rows import Scene, attempt, import_records, rollout, trajectory
-from trinity_db.imports.columns import Columns
-from trinity_db.imports.dataset import open_writer
-from trinity_db.imports.exporter import export_rows
-from trinity_db.imports.importer import import_rows
-from trinity_db.imports.readers import open_rows
-from trinity_db.imports.records import Kind, Task
-from trinity_db.imports.rejects import Summary
+from tests.support.rows import Scene, attempt, import_records, rollout, trajectory, with_step
+from trinity_db.data.dataset import open_writer
+from trinity_db.data.exporter import export_rows
+from trinity_db.data.files.readers import open_rows
+from trinity_db.data.importer import import_rows
+from trinity_db.data.records.columns import Columns
+from trinity_db.data.records.records import Kind, Task
+from trinity_db.data.rejects import Summary
 from trinity_db.store import rewards, runs
-from trinity_db.store.selection import Selection
+from trinity_db.store.selection import TaskSelection
 
 TEMPLATE = "Q: {prompt}\nA:"
 OWN = "agents/mine.py:attempt"
@@ -66,14 +66,14 @@ def conversations(scene: Scene) -> Scene:
     open_writer(scene.database, "tasks", "talks")([Task({"messages": [USER], "answer": "1.0"})])
     with scene.database.transaction() as tx:
         return replace(
-            scene, selection=Selection({runs.find_taskset(tx, "talks"): 1.0}, seed=0, walk="sequential")
+            scene, selection=TaskSelection({runs.find_taskset(tx, "talks"): 1.0}, seed=0, walk="sequential")
         )
 
 
 def explore(scene: Scene, prompt: str) -> None:
     """A right and a wrong response to one task, asked so, processed and paired."""
     [group] = scene.claim(1)
-    scene.write([replace(rollout(group, member, str(1.0 - member)), prompt=prompt) for member in (0, 1)])
+    scene.write([with_step(rollout(group, member, str(1.0 - member)), prompt=prompt) for member in (0, 1)])
     scene.process()
     scene.pair()
 
@@ -131,7 +131,7 @@ def test_each_step_of_an_attempt_has_the_prompt_that_it_answered(scene: Scene, e
 def test_what_a_person_called_good_has_the_task_s_prompt_too(scene: Scene, export: Export) -> None:
     run = run_with(scene, "single_turn")
     [group] = run.claim(1)
-    run.write([replace(rollout(group, 0), prompt=TEMPLATE.replace("{prompt}", "task 0"))])
+    run.write([with_step(rollout(group, 0), prompt=TEMPLATE.replace("{prompt}", "task 0"))])
     [rollout_id] = run.values("SELECT id FROM trinity.rollout")
     with run.database.transaction() as tx:
         said = rewards.RewardEvent(rollout_id, "label", 1.0)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import CommandLine
-from tests.rows import WAIT_SECONDS, Scene, centered, in_a_thread, rollout, wait_until_blocked
-from tests.steps import processors
-from trinity_db.database import Database
+from tests.support.command_line import CommandLine
+from tests.support.rows import WAIT_SECONDS, Scene, centered, in_a_thread, rollout, wait_until_blocked
+from tests.support.steps import processors
+from trinity_db.postgres.connection import Database
 from trinity_db.store import batches, draws, failures
 from trinity_db.store.failures import Retried
 
@@ -217,7 +217,7 @@ def test_the_command_lists_them_gives_them_back_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRINITY_DB_URL", shared_database.url)
-    assert command_line("failed", "run").stdout == "No row of run 'run' has failed for good.\n"
+    assert command_line("failed", "run").stdout == "No row of run 'run' has failed permanently.\n"
     judge.break_for("x")
     explore(scene, "1x", "0x")
     explore(scene, "1", "0", "0x")
@@ -228,7 +228,7 @@ def test_the_command_lists_them_gives_them_back_and_says_so(
     found = json.loads(command_line("failed", "run", "--json", "--last", "2").stdout)
     assert [one["obstacle"] for one in found] == [TOO_LATE, None]
     assert command_line("failed", "run", "--retry").stdout.splitlines() == [
-        "Given back: 2 rows of 1 groups; the processors of run 'run' judge them again.",
+        "Queued again: 2 rows of 1 groups; the processors of run 'run' judge them again.",
         f"Rows that stay dropped: 1; {TOO_LATE}.",
     ]
     again = json.loads(command_line("failed", "run", "--retry", "--json").stdout)

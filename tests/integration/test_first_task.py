@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import CommandLine
-from tests.postgres import by_login
-from tests.rows import Scene, import_records, preference
-from tests.waiting import wait_until
-from trinity_db.cli import first_task, launch
-from trinity_db.configuration import RunConfig
-from trinity_db.imports.dataset import open_writer
-from trinity_db.imports.records import Task
-from trinity_db.prompts import PLAIN_PROMPT_WARNING
+from tests.support.command_line import CommandLine
+from tests.support.postgres import by_login
+from tests.support.rows import Scene, import_records, preference
+from tests.support.waiting import wait_until
+from trinity_db.data.dataset import open_writer
+from trinity_db.data.records.records import Task
+from trinity_db.models.chat.prompts import PLAIN_PROMPT_WARNING
+from trinity_db.run import first_task, joining
+from trinity_db.run.configuration import RunConfig
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import workers
 
@@ -46,8 +46,8 @@ def files(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def test_a_run_logs_its_first_task_while_it_works(caplog: pytest.LogCaptureFixture) -> None:
-    config = launch.read(Path("run.yaml"), ())
-    database, run = launch.open_run(config)
+    config = joining.read(Path("run.yaml"), ())
+    database, run = joining.open_run(config)
     caplog.set_level(logging.INFO)
     with closing(database), first_task.logged(database, run, config):
         wait_until(lambda: PLAIN_PROMPT_WARNING in caplog.text, "the task and the warning are logged")
@@ -60,8 +60,8 @@ def test_a_run_logs_its_first_task_while_it_works(caplog: pytest.LogCaptureFixtu
 
 
 def test_the_process_that_renders_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = launch.read(Path("run.yaml"), ())
-    database, run = launch.open_run(config)
+    config = joining.read(Path("run.yaml"), ())
+    database, run = joining.open_run(config)
     started: list[subprocess.Popen[str]] = []
     popen = subprocess.Popen
 
@@ -76,8 +76,8 @@ def test_the_process_that_renders_ends_with_the_run(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_doctor_shows_the_first_task_of_a_run_at_work(command_line: CommandLine) -> None:
-    database, run = launch.open_run(
-        launch.read(Path("run.yaml"), ("model.prompt_template=null", "model.chat_template=null"))
+    database, run = joining.open_run(
+        joining.read(Path("run.yaml"), ("model.prompt_template=null", "model.chat_template=null"))
     )
     with closing(database), database.transaction() as tx:
         workers.register(tx, run, WorkerRole.EXPLORE)
@@ -95,7 +95,7 @@ def test_the_doctor_shows_the_first_task_of_a_run_at_work(command_line: CommandL
 def test_the_doctor_reads_no_file_that_only_the_store_names(
     command_line: CommandLine,
 ) -> None:
-    database, run = launch.open_run(launch.read(Path("run.yaml"), ()))
+    database, run = joining.open_run(joining.read(Path("run.yaml"), ()))
     with closing(database), database.transaction() as tx:
         workers.register(tx, run, WorkerRole.EXPLORE)
     shown = command_line("doctor", "--json").stdout
@@ -107,9 +107,9 @@ def test_the_first_row_of_an_offline_run_is_shown_as_it_is_trained_on(scene: Sce
     config = RunConfig.model_validate(
         {"name": "offline", "model": {"scratch": {}}, "algorithm": "dpo", "data": ["pairs"]}
     )
-    database, run = launch.open_run(config)
+    database, run = joining.open_run(config)
     with closing(database), database.transaction() as tx:
-        first = first_task.of_run(tx, run.id, config, launch.recorded_places(config))
+        first = first_task.of_run(tx, run.id, config, joining.recorded_places(config))
     assert first is not None
     assert (first.title, first.is_imported) == ("first imported row", True)
     assert first_task.render(first).prompt == preference(1).task.payload["prompt"]
@@ -121,7 +121,7 @@ def test_the_check_of_a_configuration_shows_a_sample_question(command_line: Comm
         "sample question as the model reads it (20 tokens):",
         "    Q: What is 7 plus 5?",
         "a response ends with <|endoftext|>",
-        "run.yaml: nothing is wrong",
+        "run.yaml: no mistakes found",
     ]
     assert shown.stderr == f"warning: {PLAIN_PROMPT_WARNING}\n"
     other = command_line("config", "check", "run.yaml", "--set", "model={run: run}")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import CommandLine
-from tests.explorers import Explorers
-from tests.rows import Scene
-from trinity_db.explorer import given_back
+from tests.support.command_line import CommandLine
+from tests.support.explorers import Explorers
+from tests.support.rows import Scene
+from trinity_db.explorer.attempt.policy import Policy
 from trinity_db.explorer.environments.environment import NotStarted
-from trinity_db.explorer.given_back import GivenBack
-from trinity_db.explorer.policy import Policy
+from trinity_db.explorer.loop import backoff
+from trinity_db.explorer.loop.backoff import GivenBack
 from trinity_db.store.groups import ClaimedGroup, Rollout
 
 MEMBERS = """
@@ -49,7 +49,7 @@ def test_another_explorer_makes_the_attempts_that_do_not_begin_on_one(
 def test_an_explorer_that_is_alone_tries_again_after_a_pause_and_makes_them(
     scene: Scene, explorer: Explorers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(given_back, "PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(backoff, "PAUSE_SECONDS", (0.01, 0.02))
     tries = 0
 
     async def starts_at_last(task: Mapping[str, Any], policy: Policy) -> None:
@@ -94,7 +94,7 @@ def test_status_says_why_attempts_did_not_begin(
     assert status["given_back"]["why"].startswith(WHY)
     assert status["refused"]["rollouts"] == 0, "none came too late"
     said = " ".join(command_line("status", scene.run.name).output.split())
-    assert "4 attempts did not begin where they were tried, last at" in said
+    assert "4 attempts could not start and were given back, last at" in said
     assert "NotStarted: no server" in said
 
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from tests.rows import Scene, rollout
-from tests.steps import process
-from trinity_db.processors.results import LONGEST_REASON
+from tests.support.rows import Scene, rollout
+from tests.support.steps import process
+from trinity_db.processors.lists.results import LONGEST_REASON
 
 CLEAN = r"""
-from trinity_db.processors.step import Answer, Drop
+from trinity_db.processors.lists.step import Answer, Drop
 
 class Mute(Exception):
     def __str__(self):
@@ -40,7 +40,7 @@ DROPPED: dict[str, tuple[str, Any]] = {
     "huge": ("x", {"a": str(10**400)}),
 }
 SCORE = r"""
-from trinity_db.processors.step import Answer
+from trinity_db.processors.lists.step import Answer
 
 RESULTS = {
     "nul": {"a\x00": 1.0},

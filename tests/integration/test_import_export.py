@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from trinity_db.database import Database
+from trinity_db.data.dataset import open_writer, shared_prompts
+from trinity_db.data.exporter import export_rows
+from trinity_db.data.files.readers import open_rows
+from trinity_db.data.importer import BATCH_RECORDS, import_rows
+from trinity_db.data.records.columns import Columns
+from trinity_db.data.records.records import Kind
+from trinity_db.data.rejects import Summary
 from trinity_db.errors import ConfigError, DatabaseUnavailable, ImportFileError, NotFound, TrinityError
-from trinity_db.imports.columns import Columns
-from trinity_db.imports.dataset import open_writer, shared_prompts
-from trinity_db.imports.exporter import export_rows
-from trinity_db.imports.importer import BATCH_RECORDS, import_rows
-from trinity_db.imports.readers import open_rows
-from trinity_db.imports.records import Kind
-from trinity_db.imports.rejects import Summary
-from trinity_db.store import runs
+from trinity_db.postgres.connection import Database
+from trinity_db.store import adoption, runs
 
 GSM8K = Path(__file__).parents[2] / ".." / "shared" / "data" / "gsm8k"
 SOLUTIONS = {
@@ -40,7 +40,7 @@ EXAMPLES: dict[Kind, list[dict[str, Any]]] = {
     "demonstrations": [
         {"prompt": "The sky is", "completion": " blue.", "id": 1},
         {"prompt": "The sky is", "completion": " blue.", "id": 2},
-        {"prompt": "p", "messages": [USER, BLUE], "extra": {"z": 0.1}},
+        {"topic": "p", "messages": [USER, BLUE], "extra": {"z": 0.1}},
     ],
     "preferences": [
         {"prompt": "The sky is", "chosen": " blue.", "rejected": " green.", "margin": 0.5, "source": "me"},
@@ -116,7 +116,7 @@ def test_an_export_has_the_columns_of_trl(database: Database, tmp_path: Path) ->
     save(database, tmp_path / "dpo.jsonl", "preferences", "preferences")
     sft, dpo = [read(tmp_path / name) for name in ("sft.jsonl", "dpo.jsonl")]
     assert sft[0] == {"prompt": "The sky is", "completion": " blue.", "extra": {"id": 1}}
-    assert sft[2] == {"prompt": [USER], "completion": [BLUE], "extra": {"prompt": "p", "extra": {"z": 0.1}}}
+    assert sft[2] == {"prompt": [USER], "completion": [BLUE], "extra": {"topic": "p", "extra": {"z": 0.1}}}
     assert dpo[2] == {"prompt": [USER], "chosen": [BLUE], "rejected": [GREEN]}
     assert dpo[3] == {
         "prompt": "The sky is",
@@ -132,7 +132,15 @@ def test_tasks_are_a_taskset(database: Database, tmp_path: Path) -> None:
         assert runs.find_taskset(tx, "set")
     assert ask(database, "SELECT count(*) FROM trinity.run") == [(0,)]
     assert ask(database, "SELECT payload FROM trinity.task ORDER BY id LIMIT 1") == [
-        ({"prompt": "1+1?", "answer": "2", "level": 3, "tests": ["a", None], "extra": {"y": 10**20}},)
+        (
+            {
+                "prompt": "1+1?",
+                "answer": "2",
+                "level": 3,
+                "tests": ["a", None],
+                "extra": {"x": None, "y": 10**20},
+            },
+        )
     ]
 
 
@@ -175,7 +183,9 @@ def test_imported_rows_are_adopted_by_a_run(database: Database, tmp_path: Path) 
     for kind, rows in EXAMPLES.items():
         load(database, write(tmp_path / "rows.jsonl", rows), kind, kind)
     with database.transaction() as tx:
-        run = runs.open_run(tx, "r", {}, "rows", ["demonstrations", "preferences", "trajectories"], holdout=0)
+        run = runs.open_run(
+            tx, "r", {}, "rows", adoption.Sources(["demonstrations", "preferences", "trajectories"])
+        )
     adopted = f"FROM trinity.experience WHERE run_id = {run.id} AND state = 'ready'"
     assert ask(database, f"SELECT count(*) {adopted}") == [(3 + 7 + 4,)]
     assert ask(database, f"SELECT count(*) FROM trinity.preference WHERE run_id = {run.id}") == [(3,)]
@@ -272,7 +282,7 @@ def test_what_the_database_undid_is_imported_by_another_try(
 
         return interrupted
 
-    monkeypatch.setattr("trinity_db.imports.importer.open_writer", open_interrupted)
+    monkeypatch.setattr("trinity_db.data.importer.open_writer", open_interrupted)
     path = write(tmp_path / "rows.jsonl", EXAMPLES["trajectories"])
     assert counts(load(database, path, "trajectories")) == (4, 0, 4, 0)
     assert tries == [0, 4, 0]
@@ -291,7 +301,7 @@ def test_more_responses_to_one_task_than_a_group_can_count_open_another(
 
 def test_the_name_of_a_training_run_is_refused(database: Database, tmp_path: Path) -> None:
     with database.transaction() as tx:
-        runs.open_run(tx, "set", {}, "groups", [], holdout=0)
+        runs.open_run(tx, "set", {}, "groups")
     path = write(tmp_path / "rows.jsonl", EXAMPLES["demonstrations"])
     with pytest.raises(ConfigError, match="is a training run; import under another name"):
         load(database, path, "demonstrations")

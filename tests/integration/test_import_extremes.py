@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trinity_db.database import Database
+from trinity_db.data.files.readers import open_rows
+from trinity_db.data.importer import import_rows
+from trinity_db.data.records.columns import Columns
+from trinity_db.data.records.records import Kind
+from trinity_db.data.rejects import Summary
 from trinity_db.errors import ConfigError
-from trinity_db.imports.columns import Columns
-from trinity_db.imports.importer import import_rows
-from trinity_db.imports.readers import open_rows
-from trinity_db.imports.records import Kind
-from trinity_db.imports.rejects import Summary
+from trinity_db.postgres.connection import Database
 
 COLUMNS: dict[Kind, tuple[str, ...]] = {
     "tasks": ("prompt", "messages", "answer", "other"),

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import CommandLine
-from tests.rows import Scene
+from tests.support.command_line import CommandLine
+from tests.support.rows import Scene
 from tests.unit.test_import_formats import VERL, group
 
 GROUPS = """
@@ -28,9 +28,9 @@ def test_a_file_that_is_known_says_as_what_it_was_read(
     file = tmp_path / "groups.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in (group(), {"tokens": [1]})))
     done = command_line("import", str(file), "--as", "traces")
-    assert done.stderr == "note: read as rows of atropos; --format trl takes the columns as they are\n"
-    assert done.stdout.startswith("groups: 2 traces added, 0 known already, 1 rejected\n")
-    assert "1 × 'masks' is no list, as in a group of Atropos (first: line 2)" in done.stdout
+    assert done.stderr == "note: read as atropos rows; --format trl uses the columns unchanged\n"
+    assert done.stdout.startswith("groups: 2 traces added, 0 already known, 1 rejected\n")
+    assert "1 × 'masks' is not a list, as in a group of Atropos (first: line 2)" in done.stdout
     assert scene.rows(GROUPS, "groups") == [(2, 0.25, 2)]
     again = command_line("import", str(file), "--as", "traces", "--format", "atropos", "--json")
     told = json.loads(again.output)

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.chat_templates import TOOLS, read, tokenizer
-from tests.rows import Scene
-from trinity_db.config import PromptConfig
-from trinity_db.imports.columns import Columns
-from trinity_db.imports.exporter import export_rows
-from trinity_db.imports.importer import import_rows
-from trinity_db.imports.readers import open_rows
-from trinity_db.imports.records import Kind
-from trinity_db.prompts import ChatRenderer
+from tests.support.chat_templates import TOOLS, read, tokenizer
+from tests.support.rows import Scene
+from trinity_db.config.shared import PromptConfig
+from trinity_db.data.exporter import export_rows
+from trinity_db.data.files.readers import open_rows
+from trinity_db.data.importer import import_rows
+from trinity_db.data.records.columns import Columns
+from trinity_db.data.records.records import Kind
+from trinity_db.models.chat.prompts import ChatRenderer
 from trinity_db.store import payloads
 from trinity_db.trainer.rows.encode import encode_adopted
 
@@ -28,20 +28,21 @@ CALL = {
     ],
 }
 RESULT = {"role": "tool", "tool_call_id": "1", "name": "add", "content": "three"}
+SAME = {"role": "tool", "tool_call_id": "2", "name": "add", "content": "also three"}
 THREE = {"role": "assistant", "content": "It is 3."}
 FOUR = {"role": "assistant", "content": "It is 4."}
 
 # As they are exported.
 ROWS: dict[Kind, list[dict[str, Any]]] = {
-    "tasks": [{"prompt": [ASK, CALL, RESULT], "answer": "3", "tools": TOOLS}],
+    "tasks": [{"prompt": [ASK, CALL, RESULT, SAME], "answer": "3", "tools": TOOLS}],
     "demonstrations": [
-        {"prompt": [ASK, CALL | {"weight": 1}, RESULT], "completion": [THREE], "tools": TOOLS},
+        {"prompt": [ASK, CALL | {"weight": 1}, RESULT, SAME], "completion": [THREE], "tools": TOOLS},
         {"prompt": [ASK], "completion": [CALL], "tools": TOOLS},
-        {"prompt": [ASK], "completion": [CALL, RESULT, THREE], "tools": TOOLS, "extra": {"id": 1}},
+        {"prompt": [ASK], "completion": [CALL, RESULT, SAME, THREE], "tools": TOOLS, "extra": {"id": 1}},
         {"text": "The sum is 3.", "extra": {"source": "me"}},
     ],
     "preferences": [
-        {"prompt": [ASK], "chosen": [CALL, RESULT, THREE], "rejected": [FOUR], "tools": TOOLS},
+        {"prompt": [ASK], "chosen": [CALL, RESULT, SAME, THREE], "rejected": [FOUR], "tools": TOOLS},
         {"prompt": [ASK], "completion": [CALL], "label": True, "tools": TOOLS},
     ],
     "trajectories": [{"prompt": [ASK], "response": [CALL], "reward": 1.0, "tools": TOOLS}],
@@ -120,7 +121,7 @@ def test_pairs_and_labels_of_several_turns_are_trained_on_both_sides(scene: Scen
         [f"{TWO_CALLS}It is 3.<|im_end|>", "It is 4.<|im_end|>", TWO_CALLS]
     )
     shown = run.rows("SELECT response FROM trinity.experience_view WHERE run = %s ORDER BY id", "pairs")
-    assert shown[0] == ('add({"a": 1, "b": 2})\nadd({"a": 2, "b": 1})\n\nthree\n\nIt is 3.',)
+    assert shown[0] == ('add({"a": 1, "b": 2})\nadd({"a": 2, "b": 1})\n\nthree\n\nalso three\n\nIt is 3.',)
 
 
 def test_rows_with_tools_that_the_template_cannot_show_are_dropped(scene: Scene, tmp_path: Path) -> None:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.recipes import recipe
-from tests.rows import Scene, import_records, trajectory
-from trinity_db.config import PromptConfig
+from tests.support.recipes import recipe
+from tests.support.rows import Scene, import_records, trajectory
+from trinity_db.config.shared import PromptConfig
+from trinity_db.data.exporter import export_rows
+from trinity_db.data.files.readers import open_rows
+from trinity_db.data.importer import import_rows
+from trinity_db.data.records.columns import Columns
+from trinity_db.data.records.records import Demonstration, Preference, Task
 from trinity_db.errors import TrinityError
-from trinity_db.imports.columns import Columns
-from trinity_db.imports.exporter import export_rows
-from trinity_db.imports.importer import import_rows
-from trinity_db.imports.readers import open_rows
-from trinity_db.imports.records import Demonstration, Preference, Task
-from trinity_db.prompts import ChatRenderer
+from trinity_db.models.chat.prompts import ChatRenderer
 from trinity_db.store import payloads
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.rows.encode import encode_adopted
@@ -79,7 +79,7 @@ def test_plain_rows_are_counted_in_a_warning_where_tasks_would_have_the_template
         return [record.message for record in caplog.records if record.levelname == "WARNING"]
 
     (warning,) = warnings("template", ChatRenderer(NoSystem()))
-    assert warning.startswith("2 imported rows have a plain prompt and stay plain text")
+    assert warning.startswith("2 imported rows with a plain prompt are trained as plain text")
     explicit = ChatRenderer(NoSystem(), PromptConfig(prompt_template="Q: {prompt}"))
     assert warnings("explicit", explicit) == [], "the tasks of the run are plain text too"
     base = NoSystem()
@@ -155,7 +155,7 @@ def test_a_pair_with_an_empty_side_is_dropped_with_the_reason(scene: Scene) -> N
 
 
 def test_a_run_without_a_row_to_imitate_says_why_those_it_has_are_none(scene: Scene, tmp_path: Path) -> None:
-    from tests.bench import setup_of
+    from tests.support.bench import setup_of
     from trinity_db.trainer.service import Trainer
 
     import_records(scene.database, "set", [trajectory(number, "a response", 0.0) for number in range(2)])

@@ -8,15 +8,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.postgres import cluster_18, discard, execute, new_database, new_home, start
-from tests.rows import Scene
-from trinity_db import embedded
+from tests.support.postgres import cluster_18, discard, execute, new_database, new_home, start
+from tests.support.rows import Scene
 from trinity_db.cli import db
-from trinity_db.database import Database, connect
-from trinity_db.embedded import presence
-from trinity_db.embedded.cluster import Cluster
 from trinity_db.errors import TrinityError
-from trinity_db.opening import upgrade
+from trinity_db.postgres import embedded
+from trinity_db.postgres.connection import Database, connect
+from trinity_db.postgres.embedded import presence
+from trinity_db.postgres.embedded.cluster import Cluster
+from trinity_db.postgres.opening import upgrade
 from trinity_db.store import instances
 
 
@@ -60,7 +60,7 @@ def test_a_store_that_was_moved_is_the_same_instance_after_it_was_said(
 ) -> None:
     original = identify(database_url)
     monkeypatch.setenv("TRINITY_DB_URL", copy_url)
-    for line in ("The store goes on here, with its folders.", "The store is where it was; nothing to do."):
+    for line in ("The store continues here, with its folders.", "The store has not moved; nothing to do."):
         db.moved()
         assert capsys.readouterr().out == f"{line}\n"
     assert identify(copy_url) == original

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.rows import Scene, attempt
-from tests.steps import process
+from tests.support.rows import Scene, attempt
+from tests.support.steps import process
 from trinity_db.store import failures, processing
 
 ROWS = "SELECT state::text FROM trinity.experience ORDER BY id"

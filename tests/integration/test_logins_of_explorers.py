@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.postgres import by_login, execute
-from tests.rows import Scene, attempt, demonstration, import_records, members, rollout
-from trinity_db.database import Database, connect
+from tests.support.postgres import by_login, execute
+from tests.support.rows import Scene, attempt, demonstration, import_records, members, rollout
 from trinity_db.errors import TrinityError
-from trinity_db.privileges import make_login, open_to_roles
+from trinity_db.postgres.connection import Database, connect
+from trinity_db.postgres.logins import make_login, open_to_roles
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import groups, stopping, workers
+from trinity_db.worker.service import LEASE_SECONDS
 
 MINE, THEIRS, TRAINER = LOGINS = [f"{whose}_{os.getpid()}" for whose in ("mine", "theirs", "trainer")]
 ROLLOUT = "INSERT INTO trinity.rollout (run_id, group_id, ordinal, attempt, state, worker_id) VALUES "

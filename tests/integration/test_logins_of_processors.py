@@ -9,17 +9,18 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.postgres import by_login, execute
-from tests.rows import Scene, rollout
-from trinity_db.database import Database, connect
+from tests.support.postgres import by_login, execute
+from tests.support.rows import WAIT_SECONDS, Scene, in_a_thread, rollout
+from tests.support.waiting import wait_until
 from trinity_db.errors import TrinityError
-from trinity_db.privileges import make_login, open_to_roles
-from trinity_db.processors.archive import Archiver
+from trinity_db.postgres.connection import Database, connect
+from trinity_db.postgres.logins import make_login, open_to_roles
 from trinity_db.processors.config import ArchiveConfig
+from trinity_db.processors.jobs.archive import Archiver
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import payloads, runs, workers
 from trinity_db.store.processing import CLEAN, SCORE
+from trinity_db.worker.service import LEASE_SECONDS
 
 LOGIN = f"processor_{os.getpid()}"
 ARCHIVE = "UPDATE trinity.payload SET data = NULL, archive_row = experience_id, archive_number = 0"
@@ -171,6 +172,23 @@ def test_a_processor_lets_nothing_be_drawn_that_is_held_out(
     assert change(processor, f"UPDATE trinity.{table} SET seed = NULL WHERE held_out") > 0
 
 
+MADE = PAIR.replace("source, held_out", "source, held_out, seed").replace("'pair', true", "'pair', %s, %s")
+
+
+def test_a_processor_pairs_nothing_that_is_held_out_for_a_draw(scene: Scene, processor: Scene) -> None:
+    of_evaluation = MADE.replace("GROUP BY", "WHERE held_out GROUP BY")
+    for is_held_out, seed in ((False, 1), (False, None), (True, 1)):
+        with pytest.raises(TrinityError, match="row-level security"):
+            change(processor, of_evaluation, is_held_out, seed)
+    other = scene.beside("other")
+    other.publish(0, step=0)
+    other.make_ready(1)
+    of_two_runs = MADE.replace("GROUP BY run_id", "").replace("SELECT run_id", "SELECT max(run_id)")
+    with pytest.raises(TrinityError, match="row-level security"):
+        change(processor, of_two_runs, False, 1)
+    assert processor.pair() > 0, "rows that are not held out"
+
+
 OPERATORS = f"""
 CREATE SCHEMA elsewhere AUTHORIZATION {LOGIN};
 SET ROLE {LOGIN};
@@ -214,9 +232,29 @@ def test_a_processor_gives_archived_arrays_no_other_place(scene: Scene, processo
 
 def test_a_login_writes_metrics_of_its_own_role_alone(scene: Scene, processor: Scene) -> None:
     assert change(processor, METRIC, scene.run.id, "process") == 1
+    processor.record(1, {"seconds": 1.0}, WorkerRole.PROCESS)
     for role in ("train", "explore"):
         with pytest.raises(TrinityError, match="row-level security"):
             change(processor, METRIC, scene.run.id, role)
+
+
+def test_a_processor_gives_no_setting_to_a_run_that_another_login_creates_meanwhile(
+    scene: Scene, processor: Scene
+) -> None:
+    coming = scene.value("SELECT last_value + 1 FROM trinity.run_id_seq")
+    waits = "WITH run AS (SELECT id FROM trinity.run WHERE id = %s FOR NO KEY UPDATE)"
+    writes = "INSERT INTO trinity.run_setting (run_id, config) SELECT %s, '{}' FROM run"
+    with closing(connect(scene.database.url)) as holder:
+        holder.execute("SELECT FROM trinity.run WHERE id = %s FOR UPDATE", [scene.run.id])
+        late = in_a_thread(
+            processor.database, lambda: change(processor, f"{waits} {writes}", scene.run.id, coming)
+        )
+        blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND usename = %s"
+        wait_until(lambda: scene.value(blocked, LOGIN), "the statement waits")
+        assert scene.beside("other").run.id == coming
+        holder.commit()
+        with pytest.raises(TrinityError, match="may write settings only of a run that it creates"):
+            late.result(WAIT_SECONDS)
 
 
 def test_a_processor_ends_the_session_of_a_silent_worker_of_its_login(scene: Scene, processor: Scene) -> None:

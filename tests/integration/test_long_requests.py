@@ -7,15 +7,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.explorers import ERRORS, Explore, Says, Talk, user
 from tests.integration.test_recording import asking
-from tests.rows import Scene
-from tests.waiting import until
-from trinity_db.explorer import conversations
+from tests.support.explorers import ERRORS, Explore, Says, Talk, user
+from tests.support.rows import Scene
+from tests.support.waiting import until
+from trinity_db.explorer.attempt import conversations
+from trinity_db.explorer.attempt.long_texts import SHORT
+from trinity_db.explorer.attempt.policy import Policy
 from trinity_db.explorer.engines.engine import Completion
-from trinity_db.explorer.long_texts import SHORT
-from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.recording import requests
+from trinity_db.explorer.http import requests
 
 LONG = "a" * (2 * SHORT)
 CONTEXT = 8 * SHORT

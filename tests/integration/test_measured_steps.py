@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.bench import setup_of
-from tests.recipes import recipe
-from tests.rows import Scene, import_records, reward, rollout, trajectory
+from tests.support.bench import setup_of
+from tests.support.recipes import recipe
+from tests.support.rows import Scene, import_records, reward, rollout, trajectory
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, rewards, runs, workers
+from trinity_db.store import adoption, batches, rewards, runs, workers
 from trinity_db.store.metrics import Outcomes, outcomes_of
 from trinity_db.trainer import service
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
@@ -73,7 +73,7 @@ def test_a_batch_of_imported_rows_has_no_rollouts(scene: Scene) -> None:
 
 def test_a_step_on_rollout_groups_has_their_measures(scene: Scene, tmp_path: Path) -> None:
     with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "live", {}, "groups", [], holdout=0.0)
+        run = runs.open_run(tx, "live", {}, "groups")
         explorer = workers.register(tx, run, WorkerRole.EXPLORE)
         processor = workers.register(tx, run, WorkerRole.PROCESS)
     one = trainer(scene, run, recipe("grpo"), tmp_path, steps=2)
@@ -93,7 +93,7 @@ def test_a_step_on_rollout_groups_has_their_measures(scene: Scene, tmp_path: Pat
 def test_passes_and_tokens_are_counted_on_after_a_restart(scene: Scene, tmp_path: Path) -> None:
     import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(4)])
     with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "imitation", {}, "rows", ["set"], holdout=0.0)
+        run = runs.open_run(tx, "imitation", {}, "rows", adoption.Sources(["set"]))
     first = trainer(scene, run, recipe("sft"), tmp_path, epochs=2)
     first.start()
     assert first.work()
@@ -112,7 +112,7 @@ def test_an_offline_run_ends_after_its_steps_and_later_goes_on_with_the_rows_tha
 ) -> None:
     import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(6)])
     with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "imitation", {}, "rows", ["set"], holdout=0.0)
+        run = runs.open_run(tx, "imitation", {}, "rows", adoption.Sources(["set"]))
     steps = "SELECT count(*) FROM trinity.batch WHERE run_id = %s AND state = 'committed'"
     state = "SELECT state::text FROM trinity.run WHERE id = %s"
 
@@ -139,7 +139,7 @@ def test_an_evaluation_is_no_part_of_a_step_nor_of_the_wait_for_its_batch(
 ) -> None:
     import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(20)])
     with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "imitation", {}, "rows", ["set"], holdout=0.5)
+        run = runs.open_run(tx, "imitation", {}, "rows", adoption.Sources(["set"], 0.5))
     one = trainer(scene, run, recipe("sft"), tmp_path, eval_every=1)
     one.start()
     hours: list[float] = []

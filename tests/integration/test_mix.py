@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.bench import setup_of
-from tests.recipes import recipe
-from tests.replays import differences
-from tests.rows import Scene, demonstration, import_records, rollout
+from tests.support.bench import setup_of
+from tests.support.recipes import recipe
+from tests.support.replays import differences
+from tests.support.rows import Scene, demonstration, import_records, rollout
 from trinity_db.errors import TrinityError
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import workers

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.judge_server import JudgeServer, judge_server, marks
-from tests.rows import Scene, rollout
-from tests.steps import load, processors
-from tests.waiting import wait_until
-from trinity_db.config import ModelConfig
+from tests.support.judge_server import JudgeServer, judge_server, marks
+from tests.support.rows import Scene, rollout
+from tests.support.steps import load, processors
+from tests.support.waiting import wait_until
+from trinity_db.config.base import validate
+from trinity_db.config.shared import ModelConfig
 from trinity_db.errors import ConfigError
-from trinity_db.processors import asked, lists
 from trinity_db.processors.config import ProcessorsConfig
+from trinity_db.processors.lists import async_step_runner, lists
+from trinity_db.processors.lists.step import Context
 from trinity_db.processors.service import Processors
-from trinity_db.processors.step import Context
-from trinity_db.settings import validate
 from trinity_db.store import rewards
 
 RUBRIC = """
@@ -54,7 +54,7 @@ def endpoint() -> Iterator[JudgeServer]:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(async_step_runner, "FIRST_PAUSE", 0.01)
 
 
 class Court:
@@ -167,13 +167,13 @@ def test_what_happens_to_each_row_when_a_judge_fails(
     }, "no failure is a zero"
     tried = {response: detail.get("failed_tries") for response, *_, detail in events}
     assert tried["well"] is None
-    assert ["cannot be read: the mark of 'right' is 7" in one for one in tried["lies once"]] == [True]
+    assert ["is invalid: the mark of 'right' is 7" in one for one in tried["lies once"]] == [True]
     assert len(tried["limited once"]) == len(tried["dies once"]) == 1
     errors = {response: error for response, _, error, _ in court.scene.rows(ERRORS)}
     assert set(errors) >= dropped
     for response, said in {
         "hangs": "it took more than 1 s",
-        "lies": "the answer of judge-7b cannot be read: the mark of 'right' is 7, and not a whole number",
+        "lies": "the answer of judge-7b is invalid: the mark of 'right' is 7, not a whole number",
         "dies": "/v1/chat/completions:",
         "broken": "HTTP 503: overloaded",
         "refused": "HTTP 400: the context is too long",
@@ -182,7 +182,7 @@ def test_what_happens_to_each_row_when_a_judge_fails(
     }.items():
         assert errors[response].startswith("model_judge"), errors[response]
         assert said in errors[response]
-    assert "it is asked again in 0 s" in caplog.text
+    assert "retrying in 0 s" in caplog.text
     about = [body["messages"][1]["content"] for body in endpoint.asked]
     tries = {one: sum(f" response\n{one}\n" in text for text in about) for one in endpoint.says}
     assert (tries["refused"], tries["lies"], tries["broken"]) == (2, 4, 4), "2 attempts, with 1 and 2 tries"
@@ -231,10 +231,10 @@ def test_a_rubric_that_changes_meanwhile_is_noticed(
     court.explore("fine", "fine")
     court.judge()
     court.rubric.write_text(RUBRIC + "instructions: Be strict.\n")
-    monkeypatch.setattr("trinity_db.processors.changed_files.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("trinity_db.processors.lists.changed_files.LOOK_SECONDS", 0.0)
     with caplog.at_level(logging.WARNING):
         court.started[0].work()
-    assert f"{court.rubric} changed; this process judges on by what it loaded" in caplog.text
+    assert f"{court.rubric} changed; this process continues with the loaded content" in caplog.text
 
 
 def test_a_judge_that_cannot_be_asked_is_said_before_the_run(court: Court) -> None:
@@ -249,8 +249,8 @@ def test_a_judge_that_cannot_be_asked_is_said_before_the_run(court: Court) -> No
         with pytest.raises(ConfigError, match=said):
             step.check(model)
     for options, said in (
-        ({"key_env": "sk-secret-1234"}, "names an environment variable"),
-        ({"url": "http://ann:secret@host/v1"}, "holds no password"),
+        ({"key_env": "sk-secret-1234"}, "name an environment variable"),
+        ({"url": "http://ann:secret@host/v1"}, "must not contain a password"),
         ({"url": "host/v1"}, "url has the form"),
         ({"rubrik": "x"}, "did you mean 'rubric'"),
     ):

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.rows import Scene, centered
-from trinity_db.database import Transaction
-from trinity_db.store import batches, draws, processing, settling
+from tests.support.rows import Scene, centered
+from trinity_db.postgres.connection import Transaction
+from trinity_db.store import batches, draws, finish_groups, processing
 
 MOVES = """
 SELECT n_tup_upd AS moves, n_tup_hot_upd AS alone FROM pg_stat_xact_user_tables
@@ -25,7 +25,9 @@ def test_a_row_that_was_judged_moves_on_without_an_entry_in_any_index(scene: Sce
     scene.explore(4, (1.0, 0.0))
     scene.judge(processing.CLEAN)
     scene.judge(processing.SCORE)
-    assert counted(scene, lambda tx: settling.settle_groups(tx, scene.run.id, settling.Rules(2), 100)) == (
+    assert counted(
+        scene, lambda tx: finish_groups.settle_groups(tx, scene.run.id, finish_groups.Rules(2), 100)
+    ) == (
         8,
         8,
     )

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.rows import Scene, in_a_thread, rollout
-from tests.steps import load, process
-from trinity_db.config import ModelConfig
-from trinity_db.processors.lists import Steps
-from trinity_db.processors.step import Context, Drop, Step
+from tests.support.rows import Scene, in_a_thread, rollout
+from tests.support.steps import load, process
+from trinity_db.config.shared import ModelConfig
+from trinity_db.processors.lists.lists import Steps
+from trinity_db.processors.lists.step import Context, Drop, Step
 
 ROWS = (
     "SELECT e.id, e.group_id, e.state::text, x.response FROM trinity.experience e"

@@ -7,16 +7,16 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.postgres import by_login, cluster_18, discard, execute, on_database, start
-from tests.rows import WAIT_SECONDS, Scene, in_a_thread
-from tests.waiting import wait_until
-from trinity_db import opening
-from trinity_db.database import Database, Transaction, connect
-from trinity_db.diagnosis import work
-from trinity_db.diagnosis.finding import Level
+from tests.support.postgres import by_login, cluster_18, discard, execute, on_database, start
+from tests.support.rows import WAIT_SECONDS, Scene, in_a_thread
+from tests.support.waiting import wait_until
+from trinity_db.insight.checks import work
+from trinity_db.insight.checks.finding import Level
+from trinity_db.postgres import opening
+from trinity_db.postgres.connection import Database, Transaction, connect
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import Service
 from trinity_db.store import runs
+from trinity_db.worker.service import Service
 
 STORE = "store"
 FILL = "SELECT count(pg_notify('spam', repeat('x', 7900) || n)) FROM generate_series(1, %s) n"

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.object_store import AZURE, ObjectStore, on_azure, on_each_server, token_of_azure
-from tests.waiting import wait_until
+from tests.support.object_store import AZURE, ObjectStore, on_azure, on_each_server, token_of_azure
+from tests.support.waiting import wait_until
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.trainer.checkpoints import uploads
-from trinity_db.trainer.checkpoints.patience import Patience
+from trinity_db.trainer.checkpoints.retrying_bucket import Patience
 from trinity_db.weights import bucket
 from trinity_db.weights.bucket import Bucket, Missing, NoBucket, Refused, Unreachable
 from trinity_db.weights.manifest import OWNER_FILE
@@ -72,7 +72,7 @@ def test_an_object_is_created_once(objects: ObjectStore) -> None:
     uploads.Uploads(objects.address, identity, "run", Patience(lambda: False))
     (owner,) = (name for name in objects.names() if name.endswith(OWNER_FILE))
     place.put(owner, b"another run")
-    with pytest.raises(ConfigError, match="names another run; take another address"):
+    with pytest.raises(ConfigError, match="names another run; use another address"):
         uploads.Uploads(objects.address, identity, "run", Patience(lambda: False))
 
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from tests.echo import Echo
-from tests.explorers import ERRORS, Explorers, Says, give_back, sequences, stored, user
-from tests.rows import Scene, wait_until_blocked
-from tests.waiting import WAIT_SECONDS, wait_until
-from trinity_db.database import Transaction, connect
-from trinity_db.explorer.recording import agents, offers
-from trinity_db.explorer.recording.agents import Agent
-from trinity_db.explorer.recording.listener import Place
-from trinity_db.explorer.recording.offers import Offers
+from tests.support.echo import Echo
+from tests.support.explorers import ERRORS, Explorers, Says, give_back, sequences, stored, user
+from tests.support.rows import Scene, wait_until_blocked
+from tests.support.waiting import WAIT_SECONDS, wait_until
+from trinity_db.explorer.http import agents, offers
+from trinity_db.explorer.http.agents import Agent
+from trinity_db.explorer.http.listener import EndpointAddress
+from trinity_db.explorer.http.offers import Offers
 from trinity_db.explorer.service import Explorer
+from trinity_db.postgres.connection import Transaction, connect
 from trinity_db.store import calls
 
 
@@ -59,9 +59,10 @@ def serve(explorer: Explorers) -> Callable[..., AbstractContextManager[Served]]:
         key: str | None = None,
         engine: Echo | None = None,
         size: int = 2,
+        needs_reward: bool = False,
         **options: Any,
     ) -> Iterator[Served]:
-        given_out = Offers(seconds)
+        given_out = Offers(seconds, needs_reward)
         with closing(socket.create_server(("127.0.0.1", 0))) as probe:
             port = probe.getsockname()[1]
         role = explorer(
@@ -69,7 +70,8 @@ def serve(explorer: Explorers) -> Callable[..., AbstractContextManager[Served]]:
             engine or Says(),
             group_size=size,
             groups=1,
-            place=Place("127.0.0.1", port, given_out, key),
+            place=EndpointAddress("127.0.0.1", port, given_out, key),
+            needs_reward=needs_reward,
             **options,
         )
         thread = threading.Thread(target=role.work)
@@ -136,9 +138,11 @@ def error(message: str) -> Any:
 
 
 def test_a_reward_after_the_end_is_a_reward_event_like_any_other(serve: Serve, scene: Scene) -> None:
-    with serve(size=1) as served:
+    with serve(size=1, needs_reward=True) as served:
         key = served.post("/v1/attempts")[1]["key"]
         served.say(key, "a?")
+        status, refused = served.post(f"/v1/attempts/{key}/finish")
+        assert (status, refused["error"]["code"]) == (400, "no_reward")  # and the attempt goes on
         assert served.post(f"/v1/attempts/{key}/finish", {"judge": 1})[1]["state"] == "finished"
         assert served.post(f"/v1/attempts/{key}/reward", {"judge": -1})[0] == 200
         assert served.post(f"/v1/attempts/{key}/reward", "much")[0] == 400
@@ -221,7 +225,7 @@ def test_an_agent_that_vanishes_is_a_failed_rollout_also_without_a_time_limit(
         assert asked.result()[0] == 200
         clock[0] = 200.0
         wait_until(lambda: stored(scene, ROLLOUTS), "it is written")
-    assert scene.values(ERRORS) == ["TookTooLong: the agent said nothing for 0.05 s"]
+    assert scene.values(ERRORS) == ["TookTooLong: the agent sent no request for 0.05 s"]
 
 
 def test_a_key_that_names_no_attempt_costs_neither_a_body_nor_many_queries(

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.bench import Bench
-from tests.rows import Scene
-from trinity_db.copies.model import export_model
+from tests.support.bench import Bench
+from tests.support.rows import Scene
+from trinity_db.data.copies.model import export_model
 from trinity_db.models import folder_digest
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import policies, runs
+from trinity_db.store import adoption, policies, runs
 from trinity_db.store.metrics import record_metrics
 from trinity_db.trainer.checkpoints import older_versions
 from trinity_db.trainer.service import Trainer
@@ -141,7 +141,7 @@ def test_the_oldest_go_where_the_disk_is_full(
 ) -> None:
     trainer = trained(bench, steps=6)
     assert forms(bench) == dict.fromkeys([0, 5, 6], "whole") | dict.fromkeys(range(1, 5), "delta")
-    places = [packed.place_of(bench.checkpoints / f"version-{number:06d}") for number in range(1, 5)]
+    places = [packed.delta_folder(bench.checkpoints / f"version-{number:06d}") for number in range(1, 5)]
     sizes = [sum(path.stat().st_size for path in place.rglob("*") if path.is_file()) for place in places]
     # A quarter of what is free and of the deltas is two and a half deltas.
     free = int(4 * (sizes[3] + sizes[2] + sizes[1] / 2) - sum(sizes))
@@ -160,7 +160,7 @@ def test_a_version_that_another_run_starts_from_stays_whole(scene: Scene, bench:
     train(trainer, 2)
     first = recorded(scene, bench)[-2]
     with scene.database.transaction() as tx:
-        other = runs.open_run(tx, "other", {}, "rows", ["set"], holdout=0.0)
+        other = runs.open_run(tx, "other", {}, "rows", adoption.Sources(["set"]))
         policies.publish(tx, other.id, replace(first, version=0, step=0))
     train(trainer, 4)
     trainer.release()

@@ -9,13 +9,13 @@ from threading import Barrier
 
 import pytest
 
-from tests.rows import Scene, claim_rows, reward, rollout
-from tests.steps import processors
-from trinity_db.database import Database
+from tests.support.rows import Scene, claim_rows, reward, rollout
+from tests.support.steps import processors
+from trinity_db.postgres.connection import Database
 from trinity_db.processors.service import Processors
 from trinity_db.schema.states import Outcome, WorkerRole
 from trinity_db.store import processing
-from trinity_db.store.processing import CLEAN, SCORE, Passed, Verdict
+from trinity_db.store.processing import CLEAN, SCORE, Passed, StepVerdict
 
 STEPS = """
 class Killed(BaseException):
@@ -115,8 +115,8 @@ def test_verdicts_of_both_lists_are_refused_when_the_lease_is_lost(scene: Scene)
     scene.lose(late)
     assert claim_rows(scene) == ids
     rollouts = scene.values("SELECT rollout_id FROM trinity.experience ORDER BY id")
-    said = [Verdict(id, 1, events=[reward(of, 1.0)]) for id, of in zip(ids, rollouts, strict=True)]
-    passed = [Verdict(id, 1) for id in ids]
+    said = [StepVerdict(id, 1, events=[reward(of, 1.0)]) for id, of in zip(ids, rollouts, strict=True)]
+    passed = [StepVerdict(id, 1) for id in ids]
     with scene.database.transaction() as tx:
         assert not processing.finish(tx, SCORE, scene.run.id, late, said, 3, Passed(CLEAN, passed))
     assert scene.rows(STATES) == [("raw", 2, 2)]
@@ -127,9 +127,9 @@ def test_verdicts_of_both_lists_are_refused_when_the_lease_is_lost(scene: Scene)
 def test_a_row_that_the_second_list_fails_for_good_is_dropped_by_it(scene: Scene) -> None:
     explore(scene, ["1", "0"])
     ids = claim_rows(scene)
-    failed = [Verdict(id, 1, Outcome.FAILED, detail={"error": "no"}) for id in ids]
+    failed = [StepVerdict(id, 1, Outcome.FAILED, detail={"error": "no"}) for id in ids]
     with scene.database.transaction() as tx:
-        before = Passed(CLEAN, [Verdict(id, 1) for id in ids])
+        before = Passed(CLEAN, [StepVerdict(id, 1) for id in ids])
         processing.finish(tx, SCORE, scene.run.id, scene.processor, failed, 1, before)
     assert scene.rows(STATES) == [("dropped", 2, 1)]
     assert scene.rows('SELECT stage, reason FROM trinity."drop"') == [("score", "score_failed")] * 2

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,22 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.postgres import execute, new_database, new_home
-from tests.proxy import Proxy
-from tests.waiting import wait_until
-from trinity_db import service
-from trinity_db.database import Database, Transaction
-from trinity_db.embedded.accounts import server_account
+from tests.support.postgres import execute, new_database, new_home
+from tests.support.proxy import Proxy
+from tests.support.rows import Scene, import_records, trajectory
+from tests.support.waiting import wait_until
+from trinity_db import schema
 from trinity_db.errors import DatabaseUnavailable, LeaseLost, TrinityError
+from trinity_db.postgres import upgrades
+from trinity_db.postgres.connection import Database, Transaction
+from trinity_db.postgres.embedded.accounts import server_account
+from trinity_db.run import joining
+from trinity_db.run.configuration import RunConfig
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import Service
 from trinity_db.store import runs, workers
 from trinity_db.store.metrics import record_metrics
+from trinity_db.worker import service
+from trinity_db.worker.service import Service
 
 LEASE_SECONDS = 1.0
 RAISE = "DO $$ BEGIN RAISE EXCEPTION 'as in an accident' USING ERRCODE = '{}'; END $$"
@@ -63,7 +68,7 @@ class OnlyTrainer(Actor):
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Short leases and pauses, and the signal handlers of the tests at the end."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    monkeypatch.setattr("trinity_db.database.RETRY_SECONDS", (0.01, 0.1))
+    monkeypatch.setattr("trinity_db.postgres.connection.RETRY_SECONDS", (0.01, 0.1))
     monkeypatch.setattr(service, "RETRY_SECONDS", (0.01, 0.1))
     monkeypatch.setattr(service, "LEASE_SECONDS", LEASE_SECONDS)
     monkeypatch.setattr(service, "HEARTBEAT_SECONDS", LEASE_SECONDS / 6)
@@ -97,7 +102,7 @@ def proxy(database_url: str) -> Iterator[Proxy]:
 
 def new_run(url: str) -> runs.Run:
     with closing(Database(url)) as database, database.transaction() as tx:
-        return runs.open_run(tx, "accident", {}, "groups", (), 0.0)
+        return runs.open_run(tx, "accident", {}, "groups")
 
 
 def act(url: str, run: runs.Run, *acts: Callable[[Actor], object], kind: type[Actor] = Actor) -> Actor:
@@ -122,8 +127,8 @@ def hold(tx: Transaction, run: runs.Run, worker_id: int) -> None:
     """Lease a group."""
     tx.execute("INSERT INTO trinity.taskset (name) VALUES ('tasks')")
     tx.execute(
-        "INSERT INTO trinity.task (taskset_id, key, ordinal, payload)"
-        " SELECT id, 'a', 0, '{\"prompt\": \"1\"}' FROM trinity.taskset"
+        "INSERT INTO trinity.task (taskset_id, key, ordinal, prompt_digest, payload)"
+        " SELECT id, 'a', 0, '', '{\"prompt\": \"1\"}' FROM trinity.taskset"
     )
     tx.execute(
         "INSERT INTO trinity.rollout_group (run_id, task_id, expected, worker_id)"
@@ -245,7 +250,7 @@ def test_what_the_server_undid_is_done_again_on_the_same_connection(
 
 @pytest.mark.parametrize(
     ("state", "remedy"),
-    [("53100", "make room"), ("25006", "name the primary"), ("53200", "more"), ("58030", "mend its disk")],
+    [("53100", "make room"), ("25006", "name the primary"), ("53200", "more"), ("58030", "repair its disk")],
 )
 def test_what_a_person_must_mend_ends_a_role_in_one_line(
     database_url: str, run: runs.Run, direct: psycopg.Connection[Any], state: str, remedy: str
@@ -361,8 +366,9 @@ def test_workers_are_given_the_time_of_a_beat_when_the_server_s_clock_was_set(
 FROZEN_TRAINER = """
 import sys
 from tests.integration.test_outages import LEASE_SECONDS, OnlyTrainer
-from trinity_db import cli, service
-from trinity_db.database import Database
+from trinity_db import cli
+from trinity_db.worker import service
+from trinity_db.postgres.connection import Database
 from trinity_db.errors import TrinityError
 from trinity_db.store import runs
 service.LEASE_SECONDS, service.HEARTBEAT_SECONDS = LEASE_SECONDS, LEASE_SECONDS / 6
@@ -513,5 +519,48 @@ def test_a_supervised_role_waits_where_no_server_is_until_it_is_stopped(
             errors = role.communicate(timeout=30)[1]
         finally:
             role.kill()
-    assert errors == "Stopped; the same command goes on where it stopped.\n"
+    assert errors == "Stopped; repeat the command to continue.\n"
     assert role.returncode == 0
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
+def test_a_supervised_role_opens_its_run_though_every_other_transaction_is_cut(
+    scene: Scene, direct: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    """With sft the first transaction adopts the rows; with grpo later ones adopt their groups."""
+    monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
+    monkeypatch.setenv(service.SUPERVISOR, str(os.getppid()))
+    import_records(scene.database, "data", [trajectory(n, str(k), float(k)) for n in (1, 2) for k in (0, 1)])
+    content = {"name": "cut", "data": ["data"], "model": {"scratch": {}}, "algorithm": algorithm}
+    config = RunConfig.model_validate(content | {"trainer": {"epochs": 1}})
+    sessions = list[int]()
+    transaction = Database.transaction
+
+    @contextmanager
+    def cut(database: Database, **options: Any) -> Iterator[Transaction]:
+        with transaction(database, **options) as tx:
+            sessions.append(tx.info.backend_pid)
+            if len(sessions) % 2:
+                direct.execute("SELECT pg_terminate_backend(%s, 5000)", sessions[-1:])
+            yield tx
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "transaction", cut)
+        database, run = joining.open_run(config)
+    database.close()
+    assert len(sessions) >= 4
+    assert scene.value("SELECT count(*) FROM trinity.experience WHERE run_id = %s", run.id) == 4
+
+
+def test_a_server_that_goes_away_after_the_schema_version_was_read_stops_no_role(
+    database_url: str, direct: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = upgrades._version
+
+    def read_and_cut(connection: Transaction) -> str | None:
+        version = read(connection)
+        direct.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+        return version
+
+    monkeypatch.setattr(upgrades, "_version", read_and_cut)
+    assert upgrades.schema_version(database_url) == schema.HEAD

@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from tests.command_line import CommandLine
-from tests.rows import Scene, rollout
-from tests.steps import load, process
-from trinity_db.config import ModelConfig
-from trinity_db.database import Database
-from trinity_db.imports.dataset import open_writer
-from trinity_db.imports.records import Demonstration, Task
-from trinity_db.processors.lists import Steps
-from trinity_db.processors.step import Context
+from tests.support.command_line import CommandLine
+from tests.support.rows import Scene, rollout
+from tests.support.steps import load, process
+from trinity_db.config.shared import ModelConfig
+from trinity_db.data.dataset import open_writer
+from trinity_db.data.records.records import Demonstration, Task
+from trinity_db.postgres.connection import Database
+from trinity_db.processors.lists.lists import Steps
+from trinity_db.processors.lists.step import Context
 
 CLIPS = "Natalia sold clips to forty eight of her friends in April and half as many in May"
 WENG = "Weng earns twelve dollars an hour for babysitting and yesterday she did fifty minutes of it"
@@ -87,7 +87,7 @@ def test_the_command_compares_the_tasks_and_rows_of_a_data_set(
     again = json.loads(command_line("overlap", "shown", "--with", "test", "--json").output)
     assert (again["new"], len(again["overlaps"])) == (0, tasks + 2)
     table = command_line("overlap", "shown", "--with", "test", "--limit", "1").output
-    assert "New evidence: 0; overlap_view has all of it." in table
+    assert "New evidence: 0; overlap_view lists all of it." in table
     other = json.loads(command_line("overlap", "shown", "--with", "test", "--words", "200", "--json").output)
     assert [one["measure"] for one in other["overlaps"]] == ["200 words"] * other["new"]
 

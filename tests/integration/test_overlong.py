@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.rows import Scene, rollout
-from tests.steps import process
+from tests.support.rows import Scene, rollout
+from tests.support.steps import process
 
 PENALTY = {"name": "overlong_penalty", "weight": 0.5, "max_response_length": 8, "buffer_length": 4}
 

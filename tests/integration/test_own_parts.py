@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.bench import setup_of
-from tests.recipes import recipe
-from tests.rows import Scene, rollout
+from tests.support.bench import setup_of
+from tests.support.recipes import recipe
+from tests.support.rows import Scene, rollout
 from trinity_db.errors import ConfigError
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.service import Trainer

@@ -14,11 +14,11 @@ import pytest
 
 from tests.integration.test_outages import LEASE_SECONDS, Actor, OnlyTrainer, act, goodbyes, new_run
 from tests.integration.test_outages import quick as quick
-from tests.pooler import POOL_SIZE, pooled
-from tests.waiting import wait_until
-from trinity_db import backup, database
-from trinity_db.database import Database, connect, is_pooled
+from tests.support.pooler import POOL_SIZE, pooled
+from tests.support.waiting import wait_until
 from trinity_db.errors import DatabaseUnavailable, TrinityError
+from trinity_db.postgres import backup
+from trinity_db.postgres.connection import Database, Transaction, connect, is_pooled
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import runs, workers
@@ -184,8 +184,8 @@ def test_a_second_trainer_is_refused(pooled_url: str, database_url: str, run: ru
 TRAINER = """
 import sys
 from tests.integration.test_outages import LEASE_SECONDS, OnlyTrainer
-from trinity_db import service
-from trinity_db.database import Database
+from trinity_db.worker import service
+from trinity_db.postgres.connection import Database
 from trinity_db.store import runs
 service.LEASE_SECONDS, service.HEARTBEAT_SECONDS = LEASE_SECONDS, LEASE_SECONDS / 6
 database = Database(sys.argv[1], LEASE_SECONDS)
@@ -243,7 +243,7 @@ def test_a_silent_worker_s_transaction_is_ended_and_no_other_client_s(
             assert held.execute("SELECT 1 AS one").fetchone() == {"one": 1}
 
 
-def is_ended(direct: psycopg.Connection[Any], tx: database.Transaction) -> bool:
+def is_ended(direct: psycopg.Connection[Any], tx: Transaction) -> bool:
     name = tx.info.parameter_status("application_name")
     found = direct.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", [name])
     return found.fetchone() == (0,)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.replays import correct, differences, drawn
-from tests.rows import Scene
-from tests.steps import processors
+from tests.support.replays import correct, differences, drawn
+from tests.support.rows import Scene
+from tests.support.steps import processors
 from trinity_db.errors import ConfigError
 from trinity_db.processors.config import ProcessorsConfig
 from trinity_db.store import failures, priorities
@@ -217,7 +217,7 @@ def test_a_later_answer_stands_even_if_an_earlier_one_comes_after_it(scene: Scen
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"priority": ["reward_spread"], "group": {"priority": "reward_std"}}, "leave group.priority out"),
+        ({"priority": ["reward_spread"], "group": {"priority": "reward_std"}}, "remove group.priority"),
         ({"priority": ["novelti"]}, "novelty"),
         ({"priority": [{"name": "age", "half_life": 0}]}, "half_life"),
         ({"priority": [{"name": "novelty", "weight": 0}]}, "greater than 0"),

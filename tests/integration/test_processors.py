@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows import Scene, at_once, demonstration, import_records, reward, rollout
-from tests.steps import processors
+from tests.support.rows import Scene, at_once, demonstration, import_records, reward, rollout
+from tests.support.steps import processors
 from trinity_db.errors import TrinityError
-from trinity_db.processors import changed_files, service
+from trinity_db.processors import service
+from trinity_db.processors.lists import changed_files
 from trinity_db.processors.service import Processors
 from trinity_db.store import processing, rewards, runs, workers
 
@@ -145,7 +146,7 @@ def test_a_row_is_recorded_with_the_step_that_dropped_or_failed_it(scene: Scene,
 def test_a_list_that_changes_in_options_or_code_is_a_version_of_its_own(scene: Scene, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     code = "def short(response, *, limit):\n    return float(len(response) <= limit)\n"
-    marked = "from trinity_db.processors.step import step\n@step(version=2)\n" + code
+    marked = "from trinity_db.processors.lists.step import step\n@step(version=2)\n" + code
 
     def pass_one(limit: int) -> int:
         """The version under which a row is scored by now."""
@@ -193,17 +194,17 @@ def test_a_reward_names_the_code_that_made_it_and_a_file_that_changes_meanwhile_
     role = processors(scene, config)
     explore(scene, "a")
     drain(role)
-    assert "judges on" not in caplog.text
+    assert "continues with" not in caplog.text
     path.write_text(texts[1])
     explore(scene, "b")
     drain(role)
-    assert caplog.text.count("mine.py changed; this process judges on by what it loaded") == 1
+    assert caplog.text.count("mine.py changed; this process continues with the loaded content") == 1
     explore(scene, "c")
     drain(processors(scene, config))
     assert scene.rows(MAKERS) == [(1.0, 1, digests[0]), (1.0, 1, digests[0]), (2.0, 2, digests[1])]
     path.unlink()
     drain(role)
-    assert "mine.py is gone; this process judges on" in caplog.text
+    assert "mine.py is gone; this process continues with" in caplog.text
     about = scene.value("SELECT min(id) FROM trinity.rollout")
     with scene.database.transaction() as tx:
         rewards.record(tx, scene.run.id, "human", [reward(about, 0.5, "human")])

@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.command_line import CommandLine
-from tests.postgres import by_login
-from tests.rows import (
+from tests.support.command_line import CommandLine
+from tests.support.postgres import by_login
+from tests.support.rows import (
     WAIT_SECONDS,
     Scene,
     demonstration,
@@ -22,10 +22,10 @@ from tests.rows import (
     rollout,
     wait_until_blocked,
 )
-from trinity_db.copies.exporter import export_run
-from trinity_db.copies.importer import import_run
-from trinity_db.database import Database, connect
+from trinity_db.data.copies.exporter import export_run
+from trinity_db.data.copies.importer import import_run
 from trinity_db.errors import NotFound, TrinityError
+from trinity_db.postgres.connection import Database, connect
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, calls, evaluations, payloads, processing, pruning
@@ -312,7 +312,7 @@ def test_a_login_that_does_not_own_the_tables_may_not_prune(
             session.execute("DROP OWNED BY no_pruner")
             session.execute("DROP ROLE no_pruner")
     assert "may not prune" in code
-    assert "only the tables' owner may" in code
+    assert "only the owner of the tables may" in code
 
 
 def test_a_run_that_goes_back_meanwhile_waits_for_a_prune_and_is_refused(

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,21 +10,24 @@ from typing import Any
 import pytest
 import torch
 
-from tests import disk
-from tests.bench import Bench
-from tests.rows import Scene
-from tests.waiting import wait_until
-from trinity_db import durable
-from trinity_db.config import ModelConfig, ScratchConfig
-from trinity_db.diagnosis import learning
+from tests.support import disk
+from tests.support.bench import Bench, setup_of
+from tests.support.recipes import recipe
+from tests.support.replays import differences
+from tests.support.rows import Scene
+from tests.support.waiting import wait_until
+from trinity_db.config.shared import ModelConfig, ScratchConfig
 from trinity_db.errors import DiskFull
 from trinity_db.explorer.engines.vllm.inside.trinity_worker import tensors
-from trinity_db.inspection import status
+from trinity_db.insight import status
+from trinity_db.insight.checks import learning
+from trinity_db.io import durable
 from trinity_db.models import build_scratch, load_model, rounding
 from trinity_db.models.canary import read as read_canary
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import workers
 from trinity_db.trainer.checkpoints import cadence, checkpoint
+from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
 from trinity_db.trainer.service import Trainer
@@ -44,6 +48,16 @@ COMMITTED = "SELECT step FROM trinity.batch WHERE run_id = %s AND state = 'commi
 @pytest.fixture
 def bench(scene: Scene, tmp_path: Path) -> Bench:
     return Bench(scene, tmp_path / "checkpoints")
+
+
+def online(scene: Scene, folder: Path) -> tuple[Scene, Trainer]:
+    """A run on rollout groups, one a step, at most one version stale, and its trainer."""
+    live = scene.beside("live")
+    settings = TrainerConfig(steps=9, batch_size=1)
+    setup = replace(setup_of(settings, recipe("grpo"), folder), max_staleness=1)
+    trainer = Trainer(scene.database, live.run, setup)
+    trainer.worker_id = live.trainer
+    return live, trainer
 
 
 def test_a_version_is_recorded_during_a_step_of_one_micro_batch(
@@ -72,6 +86,47 @@ def test_a_version_is_recorded_during_a_step_of_one_micro_batch(
     assert trainer.work()
     assert trainer.work()
     assert bench.rows(COMMITTED) == [(1,), (2,)]
+
+
+def test_staleness_counts_to_the_weights_of_the_step_while_they_are_written(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first step, each step trains weights whose version is still being written."""
+    computes, flush, learn = threading.Event(), durable.flush_all, Learner.step
+    read: list[list[int]] = []
+
+    def slow(folder: Path) -> None:
+        if threading.current_thread().name == "publish":
+            assert computes.wait(60)
+        flush(folder)
+
+    def step(learner: Learner, batch: Batch) -> dict[str, float]:
+        read.append(batch.columns["staleness"].tolist())
+        computes.set()
+        return learn(learner, batch)
+
+    monkeypatch.setattr(durable, "flush_all", slow)
+    monkeypatch.setattr(Learner, "step", step)
+    live, trainer = online(scene, tmp_path)
+    trainer.start()
+    for version in (0, 0, 1):
+        computes.clear()
+        live.make_ready(1, version=version)
+        assert trainer.work()
+    computes.clear()
+    live.make_ready(1, version=1)  # two versions before version 3, which the trainer begins to write
+    live.make_ready(1, version=2)
+    assert trainer.work()
+    expected = [0, 1, 1, 1]
+    assert read == [[staleness] * 2 for staleness in expected]
+    items = "SELECT b.step, i.staleness FROM trinity.batch_item i JOIN trinity.batch b ON b.id = i.batch_id"
+    assert dict(scene.rows(items)) == dict(enumerate(expected, 1))
+    measured = "SELECT value FROM trinity.metric WHERE name = 'sample/staleness_max' ORDER BY step"
+    assert scene.values(measured) == expected
+    lineage = "SELECT DISTINCT step, staleness FROM trinity.lineage(3, 'live')"
+    assert dict(scene.rows(lineage)) == dict(enumerate(expected[:3], 1))
+    assert scene.values('SELECT detail FROM trinity."drop"') == [{"staleness": 2}] * 2
+    assert differences(live) == []
 
 
 def test_a_checkpoint_waits_until_the_one_before_is_written(

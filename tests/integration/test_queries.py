@@ -12,10 +12,10 @@ import pytest
 from psycopg.rows import DictRow
 
 import trinity_db
-from tests.postgres import new_database
-from trinity_db.database import connect
-from trinity_db.processors import lists
+from tests.support.postgres import new_database
+from trinity_db.postgres.connection import connect
 from trinity_db.processors.config import ProcessorsConfig
+from trinity_db.processors.lists import lists
 from trinity_db.schema.queries import queries, query
 from trinity_db.store import processing
 
@@ -55,8 +55,8 @@ SELECT s.run_id, 'process', s.id, 'host', n FROM trinity.run_setting s, generate
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint_hash)
 SELECT id, 0, 0, '' FROM trinity.run;
 INSERT INTO trinity.taskset (name) VALUES ('tasks');
-INSERT INTO trinity.task (taskset_id, key, ordinal, payload)
-SELECT s.id, n, n, '{"prompt": ""}' FROM trinity.taskset s, generate_series(1, 500) n;
+INSERT INTO trinity.task (taskset_id, key, ordinal, prompt_digest, payload)
+SELECT s.id, n, n, '', '{"prompt": ""}' FROM trinity.taskset s, generate_series(1, 500) n;
 
 INSERT INTO trinity.rollout_group
     (run_id, task_id, state, expected, arrived, version_min, worker_id, completed_at)

@@ -8,16 +8,16 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.postgres import by_login, execute
-from tests.rows import WAIT_SECONDS, Scene, in_a_thread
-from trinity_db import backup
-from trinity_db.database import Transaction, connect
+from tests.support.postgres import by_login, execute
+from tests.support.rows import WAIT_SECONDS, Scene, in_a_thread
 from trinity_db.errors import TrinityError
-from trinity_db.privileges import open_to_roles, refuse_writer
+from trinity_db.postgres import backup
+from trinity_db.postgres.connection import Transaction, connect
+from trinity_db.postgres.logins import open_to_roles, refuse_writer
+from trinity_db.postgres.upgrades import schema_version
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import metrics, workers
 from trinity_db.store.metrics import record_metrics
-from trinity_db.upgrades import schema_version
 
 KEYS = ("pace", "metrics", "rescue", "trainer")  # words that roles make, or once made, advisory locks of
 
@@ -25,6 +25,9 @@ KEYS = ("pace", "metrics", "rescue", "trainer")  # words that roles make, or onc
 @pytest.fixture
 def reader(scene: Scene) -> Iterator[Transaction]:
     """A session that has locked all that it may, and goes on."""
+    execute(
+        scene.database.url, "GRANT EXECUTE ON FUNCTION pg_advisory_lock(bigint) TO PUBLIC"
+    )  # as by default
     with closing(connect(by_login(scene.database.url))) as session:
         lock = "SELECT pg_advisory_lock(hashtextextended('trinity ' || %s, %s))"
         for key in KEYS:
@@ -76,9 +79,13 @@ def test_a_reader_has_no_right_to_lock_or_write(scene: Scene, statement: str) ->
         "lo_creat(-1)",
         "lo_create(0)",
         "lo_from_bytea(0, '')",
+        "pg_advisory_lock(1)",
+        "pg_try_advisory_xact_lock_shared(1, 1)",
+        "pg_logical_emit_message(false, '', '')",
+        "pg_export_snapshot()",
     ],
 )
-def test_a_reader_ends_no_session_and_makes_no_large_object(scene: Scene, call: str) -> None:
+def test_a_reader_calls_no_function_that_harms_other_sessions(scene: Scene, call: str) -> None:
     with closing(connect(scene.database.url)) as owner, owner.transaction():
         open_to_roles(owner)
     with closing(connect(by_login(scene.database.url))) as session:
@@ -99,6 +106,20 @@ def test_sessions_of_a_reader_end_in_time(scene: Scene) -> None:
         pytest.raises(TrinityError, match="Login 'postgres' is a superuser"),
     ):
         refuse_writer(session, "a test")
+
+
+@pytest.mark.parametrize("right", ["CREATEDB", "REPLICATION", "CREATEROLE"])
+def test_a_login_that_may_change_the_server_is_no_reader(scene: Scene, right: str) -> None:
+    login = f"a_reader_{os.getpid()}"
+    execute(scene.database.url, f"CREATE ROLE {{}} LOGIN {right}", login)
+    try:
+        with (
+            closing(connect(by_login(scene.database.url, login))) as session,
+            pytest.raises(TrinityError, match=f"Login '{login}' may write"),
+        ):
+            refuse_writer(session, "a test")
+    finally:
+        execute(scene.database.url, "DROP ROLE {}", login)
 
 
 def test_a_login_without_rights_and_one_that_may_only_read_are_told_so_in_one_line(scene: Scene) -> None:

@@ -5,19 +5,20 @@ import gc
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
+from itertools import count
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
 
-from tests.explorers import ERRORS, Explore, Explorers, Says, give_back, sequences, stored, user
-from tests.rows import Scene
-from tests.waiting import until, wait_until
-from trinity_db import arrays
-from trinity_db.database import connect
-from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.recorded import Sampled
+from tests.support.explorers import ERRORS, Explore, Explorers, Says, give_back, sequences, stored, user
+from tests.support.rows import Scene
+from tests.support.waiting import until, wait_until
+from trinity_db.arrays import codec
+from trinity_db.explorer.attempt.policy import Policy
+from trinity_db.explorer.attempt.recorded import Sampled
+from trinity_db.postgres.connection import connect
 
 CALLS = (
     "SELECT a.ordinal, a.retry, c.number FROM trinity.call c JOIN trinity.agent a ON a.id = c.agent_id"
@@ -76,12 +77,12 @@ def test_a_call_is_stored_before_it_is_answered_and_goes_with_the_rollout(
     async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
         async with asking(policy) as ask:
             for number in range(3):
-                await ask({"messages": [user("?")]})
+                await ask({"messages": [user("?" * (number + 1))]})
                 mine = (await policy.address()).id  # type: ignore[attr-defined]
                 found = stored(
                     scene, f"SELECT number, prompt, finish_reason FROM trinity.call WHERE agent_id = {mine}"
                 )
-                assert sorted(found) == [(one, "?", "stop") for one in range(number + 1)]
+                assert sorted(found) == [(one, "?" * (one + 1), "stop") for one in range(number + 1)]
         return 0.0
 
     explore(workflow)
@@ -99,45 +100,49 @@ def test_the_calls_of_an_attempt_that_failed_stay(explore: Explore, scene: Scene
     explore(workflow, retries=1)
     assert scene.rows(CALLS) == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
     data = scene.rows("SELECT codec, data, num_tokens FROM trinity.call")
-    assert [arrays.decode(*row).token_ids.tolist() for row in data] == [[ord(one) for one in "?yes"]] * 4
+    assert [codec.decode(*row).token_ids.tolist() for row in data] == [[ord(one) for one in "?yes"]] * 4
 
 
 REFUSED = {
-    "no JSON": (b"{", 400, "no JSON"),
+    "no JSON": (b"{", 400, "not valid JSON"),
     "no object": ([], 400, "must be a JSON object"),
     "no messages": ({}, 400, "'messages' must be a list"),
     "a message without a role": ({"messages": [{"content": "a"}]}, 400, "each with a role"),
     "top_p": (
         {"messages": [user("a")], "top_p": 0.9},
         400,
-        "'top_p' is 0.9; the policy is trained on what it",
+        "'top_p' is 0.9: tokens are sampled from the whole distribution",
     ),
     "several answers": ({"messages": [user("a")], "n": 2}, 400, "'n' is 2"),
     "a format": (
         {"messages": [user("a")], "response_format": {"type": "json_object"}},
         400,
-        "answers are not const",
+        "constrained answers are not",
     ),
     "an answer that is forced": (
         {"messages": [user("a")], "tool_choice": "required"},
         400,
-        "to force a call",
+        "forcing a call",
     ),
     "no text": ({"messages": [user(5)]}, 400, "texts only"),
     "an image": ({"messages": [user([{"type": "image_url", "image_url": {"url": ""}}])]}, 400, "no images"),
-    "no call": ({"messages": [user("a") | {"tool_calls": "b"}]}, 400, "a tool call that is no object: 'b'"),
-    "no tokens": ({"messages": [user("a")], "max_tokens": 0}, 400, "at least one token"),
+    "no call": (
+        {"messages": [user("a") | {"tool_calls": "b"}]},
+        400,
+        "a tool call that is not an object: 'b'",
+    ),
+    "no tokens": ({"messages": [user("a")], "max_tokens": 0}, 400, "must be at least 1"),
     "half a token": (
         {"messages": [user("a")], "max_tokens": 0.5},
         400,
-        "'max_tokens' must be a whole number",
+        "'max_tokens' must be an integer",
     ),
     "too much": ({"messages": [user("a" * 5000)]}, 400, "does not fit the context"),
 }
 
 
-def test_what_cannot_be_answered_is_refused_in_one_line_and_nothing_is_sampled(
-    explore: Explore, scene: Scene
+def test_what_cannot_be_answered_is_refused_in_one_line_and_leaves_a_trace(
+    explore: Explore, scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     said: dict[str, tuple[int, str]] = {}
     codes: set[str | None] = set()
@@ -154,16 +159,60 @@ def test_what_cannot_be_answered_is_refused_in_one_line_and_nothing_is_sampled(
             assert (status, answer["error"]["message"][:24]) == (400, "The body cannot be read:")
         return 0.0
 
-    explore(workflow)
+    explore(workflow, requests="strict")
     for name, (_, status, message) in REFUSED.items():
         assert said[name][0] == status, name
         assert message in said[name][1], name
     assert "context_length_exceeded" in codes
-    assert set(scene.values(ERRORS)) == {"ValueError: the workflow asked the policy for nothing"}
+    number = len(REFUSED) + 1  # an unknown key belongs to no attempt
+    for error in scene.values(ERRORS):
+        assert error.startswith(
+            f"ValueError: the workflow sampled nothing from the policy; {number} requests were refused: "
+            "The request is not valid JSON"
+        )
+    assert caplog.text.count("a program's request is refused: POST /v1/chat/completions: 'top_p' is 0.9") == 1
+    assert caplog.text.count("a program's request is refused") == number + 1
+
+
+def test_a_path_that_is_not_there_is_answered_with_those_that_are(explore: Explore, scene: Scene) -> None:
+    answers: list[tuple[int, Any]] = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> None:
+        address = await policy.address()
+        async with aiohttp.ClientSession(headers={"x-api-key": address.key}) as session:
+            for method, path in (
+                ("POST", "/chat/completions"),
+                ("GET", "/v1/messages"),
+                ("GET", "/v1/models/small/model"),
+                ("HEAD", "/"),
+            ):
+                async with session.request(method, address.url + path) as response:
+                    answers.append((response.status, await response.json() if method != "HEAD" else None))
+
+    explore(workflow, size=1)
+    (_, unknown), (_, of_anthropic), (_, model), _ = answers
+    assert [status for status, _ in answers] == [404, 404, 200, 200]
+    assert unknown["error"]["message"].startswith(
+        "There is no POST /chat/completions here; known: POST /v1/chat"
+    )
+    assert of_anthropic["type"] == "error"
+    assert of_anthropic["error"]["message"].startswith("There is no GET /v1/messages here")
+    assert model["id"] == "small/model"
+    [error] = scene.values(ERRORS)
+    assert "2 requests were refused: There is no POST /chat/completions here" in error
+
+
+def numbered() -> Says:
+    """An engine that says another word each time."""
+    numbers = count()
+    return Says(lambda prompt: f"yes{next(numbers)}")
+
+
+LEFT_OUT = "SELECT number, model, left_out, data IS NULL FROM trinity.call ORDER BY number"
 
 
 def test_a_request_that_a_client_repeats_is_sampled_once(explore: Explore, scene: Scene) -> None:
-    engine = Says()
+    engine = numbered()
     repeated = {"x-stainless-retry-count": "1"}
 
     async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
@@ -175,18 +224,73 @@ def test_a_request_that_a_client_repeats_is_sampled_once(explore: Explore, scene
             await until(lambda: engine.asked, "the first is being sampled")
             again = asyncio.create_task(ask(body, **repeated))
             await until(lambda: agent._under_way == 2, "both are being answered")
+            twin = asyncio.create_task(ask(body))
+            await until(lambda: len(engine.asked) == 2, "an equal request at the same time is another one")
             engine.gate.set()
             assert await first == await again
-            assert await ask(body, **{"x-stainless-retry-count": "2"}) == await first
-            assert len(engine.asked) == 1
-            assert await ask(body) != await first  # nothing says that this is the same request
+            assert await twin != await first
+            assert await ask({**body, "stream": False}) == await twin  # the last answer, with no header
+            assert await ask(body, **{"x-stainless-retry-count": "2"}) == await twin
+            assert len(engine.asked) == 2
             keyed = await ask(body, **{"Idempotency-Key": "one"})
             assert await ask(body, **{"Idempotency-Key": "one"}) == keyed
             assert len(engine.asked) == 3
-        return 0.0
+            for answer in (await first, await twin):
+                said = answer[1]["choices"][0]["message"]
+                await ask({"messages": [user("a"), said, user("b")]})
+            assert (await ask(body))[1]["choices"][0]["message"]["content"] == "yes5"
+        return 1.0
 
     explore(workflow, engine, size=1)
     assert scene.values(ERRORS) == [None]
+    assert [text for text, _ in sequences(scene)] == ["ayes0byes3", "ayes1byes4", "ayes2"]
+    assert scene.rows(LEFT_OUT) == [(5, "", "repeated", False)]
+    assert scene.values("SELECT reward FROM trinity.experience") == [1.0] * 3
+
+
+def test_agents_that_ask_the_same_again_may_get_a_sample_each_time(explore: Explore, scene: Scene) -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        async with asking(policy) as ask:
+            for _ in range(3):
+                await ask({"messages": [user("a")]})
+        return 1.0
+
+    explore(workflow, numbered(), size=1, requests={"repeats": "sample"})
+    assert [text for text, _ in sequences(scene)] == ["ayes0", "ayes1", "ayes2"]
+
+
+def test_calls_that_name_other_models_are_answered_and_not_trained(explore: Explore, scene: Scene) -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        async with asking(policy) as ask:
+            await ask({"model": "small", "messages": [user("title?")]})
+            messages = [user("a")]
+            for model in ("policy", "small", "policy", "small"):
+                _, answer = await ask({"model": model, "messages": messages})
+                messages = [*messages, answer["choices"][0]["message"], user("b")]
+        return 1.0
+
+    explore(workflow, numbered(), size=1, requests={"train": ["policy"]})
+    assert scene.values(ERRORS) == [None]
+    assert sequences(scene) == [("ayes1byes2byes3", ".xxxx......xxxx")]
+    assert scene.rows(LEFT_OUT) == [(number, "small", "model", False) for number in (0, 2, 4)]
+    view = "SELECT step, left_out, calls, models, paths, num_tokens, num_trained, reward"
+    paths = ["/v1/chat/completions"]
+    assert scene.rows(f"{view} FROM trinity.sequence_view ORDER BY step, num_tokens") == [
+        (0, None, 2, ["policy"], paths, 15, 8, 1.0),
+        *((None, "model", 1, ["small"], paths, tokens, 0, None) for tokens in (10, 10, 20)),
+    ]
+
+
+def test_an_attempt_that_names_other_models_alone_fails(explore: Explore, scene: Scene) -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        async with asking(policy) as ask:
+            await ask({"model": "small", "messages": [user("a")]})
+        return 1.0
+
+    explore(workflow, size=1, requests={"train": ["policy"]})
+    assert scene.values(ERRORS) == [
+        "ValueError: no call of the attempt names a model of explorer.requests.train"
+    ]
 
 
 def test_a_conversation_is_kept_once_however_often_it_comes_back(explore: Explore, scene: Scene) -> None:
@@ -200,12 +304,48 @@ def test_a_conversation_is_kept_once_however_often_it_comes_back(explore: Explor
             gc.collect()
             kept = [one for one in gc.get_objects() if type(one) is Sampled]
             assert all(any(one is other for other in others) for one in kept)
-            assert await ask({"messages": last}, **{"x-stainless-retry-count": "1"}) == answer
+            assert await ask({"messages": last}) == answer
         return 0.0
 
     explore(workflow, size=1)
     assert scene.values(ERRORS) == [None]
     assert sequences(scene) == [("a" + "yesb" * 3 + "yes", "." + "xxx." * 3 + "xxx")]
+
+
+def test_histories_that_a_program_rewrites_train_each_sampled_token_once(
+    explore: Explore, scene: Scene
+) -> None:
+    """Turns left out in the middle, a summary in place of turns, and conversations side by side."""
+    number = count()
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        async with asking(policy) as ask:
+
+            async def after(*messages: Any) -> list[Any]:
+                _, answer = await ask({"messages": messages})
+                return [*messages, answer["choices"][0]["message"]]
+
+            whole = await after(user("s"), user("a"))
+            whole = await after(*whole, user("b"))
+            await after(*whole[:1], *whole[3:], user("c"))  # without the question a and its answer
+            await after(user("s"), user("sum"), user("d"))
+            # Two programs with the same first messages take turns, and the first conversation goes on.
+            one, two = await after(user("s"), user("p")), await after(user("s"), user("p"))
+            await after(*two, user("q"))
+            await after(*one, user("q"))
+            await after(*whole, user("e"))
+        return 1.0
+
+    says = Says(lambda prompt: f"<{next(number)}>")
+    explore(workflow, says, size=1, requests={"repeats": "sample"})
+    assert scene.values(ERRORS) == [None]
+    assert sorted(sequences(scene)) == [
+        ("sa<0>b<1>e<8>", "..xxx.xxx.xxx"),
+        ("sb<1>c<2>", "......xxx"),
+        ("sp<4>q<7>", "..xxx.xxx"),
+        ("sp<5>q<6>", "..xxx.xxx"),
+        ("ssumd<3>", ".....xxx"),
+    ]
 
 
 def test_a_call_that_is_cancelled_while_it_is_stored_is_part_of_the_attempt(
@@ -229,7 +369,7 @@ def test_a_call_that_is_cancelled_while_it_is_stored_is_part_of_the_attempt(
     assert sequences(scene) == [("ayes", ".xxx"), ("byes", ".xxx")]
 
 
-def test_a_client_that_leaves_before_its_stream_begins_is_no_error(
+def test_a_client_that_leaves_before_its_stream_begins_gets_the_answer_when_it_asks_again(
     explorer: Explorers, scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = Says()
@@ -248,14 +388,19 @@ def test_a_client_that_leaves_before_its_stream_begins_is_no_error(
             left.cancel()
             await asyncio.wait([left])
             await until(lambda: not connections(), "the endpoint sees that the connection is closed")
+            again = asyncio.create_task(ask({"messages": [user("a")]}))
+            agent: Any = await policy.address()
+            await until(lambda: agent._under_way == 2, "it asks again, without streaming")
             engine.gate.set()
-            assert (await ask({"messages": [user("b")]}))[0] == 200
+            assert (await again)[0] == 200
+            assert len(engine.asked) == 1
         return 0.0
 
     role = explorer(workflow, engine, group_size=1, groups=1)
     assert role.work()
     assert scene.values(ERRORS) == [None]
-    assert "was not answered" not in caplog.text
+    assert sequences(scene) == [("ayes", ".xxx")]
+    assert "a call failed" not in caplog.text
 
 
 SPOKEN = '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>'
@@ -288,7 +433,7 @@ def test_tools_are_called_by_their_ids_and_what_comes_back_keeps_the_tokens(
 
     explore(workflow, Says(calls_once))
     assert scene.values(ERRORS) == [None, None]
-    assert sequences(scene)[0] == (f"1+1?{SPOKEN}2two", "...." + "x" * len(SPOKEN) + ".xxx")
+    assert sequences(scene)[0] == (f"add1+1?{SPOKEN}2two", "......." + "x" * len(SPOKEN) + ".xxx")
 
 
 def test_responses_are_answered_item_by_item(explore: Explore, scene: Scene) -> None:
@@ -302,7 +447,7 @@ def test_responses_are_answered_item_by_item(explore: Explore, scene: Scene) -> 
             assert call.type == "function_call"
             assert (call.name, call.arguments) == ("add", '{"a": 1}')
             assert first.usage is not None
-            assert (first.usage.input_tokens, first.usage.output_tokens) == (5, len(SPOKEN))
+            assert (first.usage.input_tokens, first.usage.output_tokens) == (9, len(SPOKEN))
             items: Any = [
                 {"role": "user", "content": [{"type": "input_text", "text": "1+1?"}]},
                 call.model_dump(),
@@ -321,7 +466,7 @@ def test_responses_are_answered_item_by_item(explore: Explore, scene: Scene) -> 
 
     explore(workflow, Says(calls_once))
     assert scene.values(ERRORS) == [None, None]
-    assert sequences(scene)[0] == (f"S1+1?{SPOKEN}2two", "....." + "x" * len(SPOKEN) + ".xxx")
+    assert sequences(scene)[0] == (f"addaS1+1?{SPOKEN}2two", "........." + "x" * len(SPOKEN) + ".xxx")
 
 
 def test_messages_are_answered_block_by_block(explore: Explore, scene: Scene) -> None:
@@ -338,11 +483,11 @@ def test_messages_are_answered_block_by_block(explore: Explore, scene: Scene) ->
 
             asked = user([{"type": "text", "text": "1+1?"}])
             status, counted = await say([asked], "/v1/messages/count_tokens")
-            assert (status, counted) == (200, {"input_tokens": 5})
+            assert (status, counted) == (200, {"input_tokens": 9})
             _, first = await say([asked])
             [block] = first["content"]
             assert (first["stop_reason"], block["type"], block["input"]) == ("tool_use", "tool_use", {"a": 1})
-            assert first["usage"] == {"input_tokens": 5, "output_tokens": len(SPOKEN)}
+            assert first["usage"] == {"input_tokens": 9, "output_tokens": len(SPOKEN)}
             result = {
                 "type": "tool_result",
                 "tool_use_id": block["id"],
@@ -359,7 +504,7 @@ def test_messages_are_answered_block_by_block(explore: Explore, scene: Scene) ->
 
     explore(workflow, Says(calls_once))
     assert scene.values(ERRORS) == [None, None]
-    assert sequences(scene)[0] == (f"S1+1?{SPOKEN}2two", "....." + "x" * len(SPOKEN) + ".xxx")
+    assert sequences(scene)[0] == (f"addaS1+1?{SPOKEN}2two", "........." + "x" * len(SPOKEN) + ".xxx")
 
 
 def test_a_stream_of_messages_has_the_events_of_its_protocol(explore: Explore) -> None:

@@ -4,8 +4,8 @@ from contextlib import closing
 
 import pytest
 
-from tests.replays import adopted, correct, difference, differences, drawn
-from tests.rows import (
+from tests.support.replays import adopted, correct, difference, differences, drawn
+from tests.support.rows import (
     WAIT_SECONDS,
     Scene,
     centered,
@@ -16,10 +16,10 @@ from tests.rows import (
     reward,
     wait_until_blocked,
 )
-from trinity_db.database import connect
 from trinity_db.errors import NotFound, TrinityError
-from trinity_db.store import batches, draws, processing, replay, rewards, settling
-from trinity_db.store.settling import Rules
+from trinity_db.postgres.connection import connect
+from trinity_db.store import batches, draws, finish_groups, processing, replay, rewards
+from trinity_db.store.finish_groups import Rules
 
 
 def test_a_draw_waits_for_no_transaction_that_makes_other_groups_ready(scene: Scene) -> None:
@@ -31,7 +31,7 @@ def test_a_draw_waits_for_no_transaction_that_makes_other_groups_ready(scene: Sc
         if group is late:
             scene.settle()
     with closing(connect(scene.database.url)) as other:
-        assert settling.settle_groups(other, scene.run.id, Rules(2), limit=10) == 1
+        assert finish_groups.settle_groups(other, scene.run.id, Rules(2), limit=10) == 1
         first = drawn(scene.draw(step=1, size=1))
         other.commit()
     second = drawn(scene.draw(step=2, size=1))
@@ -198,7 +198,7 @@ def test_a_batch_from_before_snapshots_cannot_be_drawn_again(scene: Scene) -> No
     batch = drawn(scene.draw(step=1, size=1))
     with scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.batch SET snapshot = NULL")
-    with pytest.raises(TrinityError, match="its draw is older than the records of draws"):
+    with pytest.raises(TrinityError, match="its run is a copy, drawn from on another server"):
         difference(scene, batch.id)
 
 

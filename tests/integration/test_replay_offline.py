@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.replays import adopted, correct, difference, differences, drawn
-from tests.rows import Scene, demonstration, import_records, payload, preference, trajectory
+from tests.support.replays import adopted, correct, difference, differences, drawn
+from tests.support.rows import Scene, demonstration, import_records, payload, preference, trajectory
 from trinity_db.store import offline, processing
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.rows import Scene, attempt, rollout
-from tests.steps import load, process
-from tests.waiting import wait_until
+from tests.support.rows import Scene, attempt, rollout
+from tests.support.steps import load, process
+from tests.support.waiting import wait_until
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.inspection import status
-from trinity_db.processors.due_steps import MAX_CLAIMS
-from trinity_db.processors.rescore import Rescorer, Work
+from trinity_db.insight import status
+from trinity_db.processors.jobs.rescore import Rescorer, Work
+from trinity_db.processors.lists.due_steps import MAX_CLAIMS
 from trinity_db.processors.service import FAILURES_IN_A_ROW
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import rescore, rewards
@@ -258,7 +258,7 @@ def test_a_step_that_drops_a_row_drops_nothing_that_is_stored(
 ) -> None:
     scene.explore(1)
     live(scene, tmp_path)
-    judge("__import__('trinity_db').processors.step.Drop('bad')")
+    judge("__import__('trinity_db').processors.lists.step.Drop('bad')")
     assert scene.values(REWARDS) == [1.0, 0.0]
     assert (
         scene.values(FAILURES)
@@ -367,7 +367,7 @@ def test_a_selection_takes_whole_groups(scene: Scene, judge: Judge, tmp_path: Pa
 
     def select(**selection: Any) -> list[int]:
         with scene.database.transaction(read_only=True) as tx:
-            return rescore.select(tx, scene.run.name, rescore.Selection(**selection))
+            return rescore.select(tx, scene.run.name, rescore.RescoreSelection(**selection))
 
     assert select(versions=[1]) == select(where="reward > 5.5") == [new]
     assert select(where="prompt LIKE 'p%' AND reward < 1") == [old]

@@ -9,17 +9,18 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.command_line import CommandLine
-from tests.rows import Scene, payload, rolled_back, rollout
-from tests.steps import processors
-from tests.waiting import wait_until
-from trinity_db import ages, privileges
-from trinity_db.copies.exporter import export_run
-from trinity_db.copies.importer import import_run
-from trinity_db.database import Transaction, connect
-from trinity_db.processors import lists
-from trinity_db.processors import retention as turn
+from tests.support.command_line import CommandLine
+from tests.support.rows import Scene, payload, rolled_back, rollout
+from tests.support.steps import processors
+from tests.support.waiting import wait_until
+from trinity_db.config import durations
+from trinity_db.data.copies.exporter import export_run
+from trinity_db.data.copies.importer import import_run
+from trinity_db.postgres import logins
+from trinity_db.postgres.connection import Transaction, connect
 from trinity_db.processors.config import ProcessorsConfig, RetentionConfig
+from trinity_db.processors.jobs import retention as turn
+from trinity_db.processors.lists import lists
 from trinity_db.processors.service import Processors
 from trinity_db.store import calls, groups, pruning, retention, runs
 
@@ -294,7 +295,7 @@ def test_a_processor_waits_for_no_session_that_stands_still(
 
 def of_a_processor(scene: Scene) -> Transaction:
     with closing(connect(scene.database.url)) as owner, owner.transaction():
-        privileges.open_to_roles(owner)
+        logins.open_to_roles(owner)
     connection = connect(scene.database.url, autocommit=True)
     connection.execute("SET ROLE trinity_processor")
     return connection
@@ -370,14 +371,15 @@ def test_a_login_without_the_right_says_so_once_and_tries_again_later(
 
 @pytest.mark.parametrize("age", ["30", "", "1y", "30s", "0m", "99999999d", "-1d"])
 def test_an_age_that_is_none_is_refused(age: str) -> None:
-    with pytest.raises(ValueError, match=r"is no age; say it as 30d, 12h or 90m|less than a minute"):
+    with pytest.raises(ValueError, match=r"is not a duration; write it as 30d, 12h|less than a minute"):
         RetentionConfig(payloads=age)
 
 
 def test_postgres_reads_the_ages_as_we_do(scene: Scene) -> None:
     for text in ("1m", "90m", "12h", "30d", "36500d"):
         assert (
-            scene.value("SELECT extract(epoch FROM %s::interval)", text) == ages.parse(text).total_seconds()
+            scene.value("SELECT extract(epoch FROM %s::interval)", text)
+            == durations.parse(text).total_seconds()
         )
 
 

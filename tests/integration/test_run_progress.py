@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows import Scene
+from tests.support.rows import Scene
 from trinity_db.cli.progress import Progress, outcome
-from trinity_db.configuration import RunConfig
-from trinity_db.database import Database
-from trinity_db.settings import validate
+from trinity_db.config.base import validate
+from trinity_db.postgres.connection import Database
+from trinity_db.run.configuration import RunConfig
 
 
 @pytest.fixture
@@ -74,5 +74,5 @@ def test_the_outcome_names_the_weights_and_the_command_that_shows_the_run(scene:
     scene.publish(1, step=1)
     assert list(outcome(scene.database, scene.run)) == [
         "model: version 1 in version-1",
-        "look at it: trinity-db page, or trinity-db status run",
+        "inspect it: trinity-db page, or trinity-db status run",
     ]

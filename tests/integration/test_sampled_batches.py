@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from tests.replays import correct, difference, differences, drawn
-from tests.rows import Scene, rollout
+from tests.support.replays import correct, difference, differences, drawn
+from tests.support.rows import Scene, rollout
 from trinity_db.store import samplers
 from trinity_db.store.batches import Batch
 from trinity_db.store.samplers import Sampler
@@ -154,20 +154,6 @@ def test_one_group_that_outweighs_all_others_is_drawn_with_them(
     batch = scene.draw(step=1, size=12, sampler=PRIORITIZED)
     assert set(groups_of(scene, batch)) >= {heavy, *rest[:9]}
     assert scene.value("SELECT parameters -> 'probes' FROM trinity.batch") == 0, "it read them all in the end"
-    assert differences(scene) == []
-
-
-def test_a_draw_from_before_the_width_of_cells_was_recorded_can_be_run_again(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(samplers, "MIN_FEW", 8)
-    monkeypatch.setattr(samplers, "FEW_PER_GROUP", 0)
-    monkeypatch.setattr(samplers, "CROWD", 8)
-    monkeypatch.setattr(samplers, "PLACES", 40)
-    for _ in range(5):
-        scene.make_ready(8)
-    scene.commit(scene.draw(1, size=4, sampler=UNIFORM))
-    scene.values("UPDATE trinity.batch SET parameters = parameters - 'crowd' - 'places' RETURNING id")
     assert differences(scene) == []
 
 

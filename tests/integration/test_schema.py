@@ -9,9 +9,10 @@ import pytest
 from psycopg.rows import DictRow
 from sqlalchemy import PrimaryKeyConstraint, Table, UniqueConstraint
 
-from tests.postgres import new_database
-from trinity_db.database import connect
-from trinity_db.schema import models, states
+from tests.support.postgres import new_database
+from trinity_db.postgres.connection import connect
+from trinity_db.schema import states
+from trinity_db.schema.tables import models
 
 # One row of each kind, and a second one where two are needed to break a rule.
 ROWS = """
@@ -19,7 +20,8 @@ INSERT INTO trinity.run (id, name, kind, config, draws)
 VALUES (1, 'one', 'train', '{}', 'groups'), (2, 'two', 'train', '{}', 'groups');
 INSERT INTO trinity.run_setting (id, run_id, config) VALUES (1, 1, '{}'), (2, 2, '{}');
 INSERT INTO trinity.taskset (id, name) VALUES (1, 'tasks');
-INSERT INTO trinity.task (id, taskset_id, key, ordinal, payload) VALUES (1, 1, 'key', 0, '{"prompt": "1+1"}');
+INSERT INTO trinity.task (id, taskset_id, key, ordinal, prompt_digest, payload)
+VALUES (1, 1, 'key', 0, '', '{"prompt": "1+1"}');
 INSERT INTO trinity.task_stat (run_id, task_id) VALUES (1, 1);
 INSERT INTO trinity.worker (id, run_id, role, setting_id, host, pid) VALUES (1, 1, 'train', 1, 'host', 1);
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint_hash) VALUES (1, 0, 0, '');
@@ -179,13 +181,13 @@ REFUSED = [
     ("taskset_name_key", "INSERT INTO trinity.taskset (name) VALUES ('tasks')"),
     (
         "task_taskset_id_key_key",
-        "INSERT INTO trinity.task (id, taskset_id, key, ordinal, payload)"
-        " SELECT 2, taskset_id, key, 1, payload FROM trinity.task",
+        "INSERT INTO trinity.task (id, taskset_id, key, ordinal, prompt_digest, payload)"
+        " SELECT 2, taskset_id, key, 1, prompt_digest, payload FROM trinity.task",
     ),
     (
         "task_taskset_id_ordinal_key",
-        "INSERT INTO trinity.task (id, taskset_id, key, ordinal, payload)"
-        " SELECT 2, taskset_id, 'other', ordinal, payload FROM trinity.task",
+        "INSERT INTO trinity.task (id, taskset_id, key, ordinal, prompt_digest, payload)"
+        " SELECT 2, taskset_id, 'other', ordinal, prompt_digest, payload FROM trinity.task",
     ),
     ("task_pass_known_walk_check", NEW_PASS + "(1, 1, 'random', 1, 0)"),
     ("task_pass_place_in_order_check", NEW_PASS + "(1, 1, 'shuffled', 1, -1)"),
@@ -387,7 +389,7 @@ def test_constraints_and_indexes_are_named_by_the_rule(connection: psycopg.Conne
         " JOIN pg_class r ON r.oid = c.conrelid"
         " WHERE c.connamespace = 'trinity'::regnamespace AND c.contype IN ('p', 'f', 'u', 'c')"
     ).fetchall()
-    own = [row for row in constraints if row["relname"] != "alembic_version"]
+    own = [row for row in constraints if row["relname"] != "schema_version"]
     assert len(own) > 60
     for row in own:
         assert row["conname"].startswith(f"{row['relname']}_"), row
@@ -397,7 +399,9 @@ def test_constraints_and_indexes_are_named_by_the_rule(connection: psycopg.Conne
     ).fetchall()
     for row in indexes:
         assert row["indexname"].startswith(f"{row['tablename']}_"), row
-        assert row["indexname"].endswith(("_pkey", "_key", "_idx")) or "alembic" in row["indexname"], row
+        assert (
+            row["indexname"].endswith(("_pkey", "_key", "_idx")) or row["indexname"] == "schema_version_pkc"
+        ), row
 
 
 def test_no_name_was_cut_off(connection: psycopg.Connection[DictRow]) -> None:

@@ -9,31 +9,31 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests import steps as steps_of
-from tests.explorers import ANY_FOLDER
-from tests.recipes import recipe
-from tests.rows import Scene, finish_rows, import_records, preference, rollout
-from trinity_db.arrays import Payload
-from trinity_db.config import ModelConfig, PromptConfig, ScratchConfig
+from tests.support import steps as steps_of
+from tests.support.explorers import ANY_FOLDER
+from tests.support.recipes import recipe
+from tests.support.rows import Scene, finish_rows, import_records, preference, rollout
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ModelConfig, PromptConfig, ScratchConfig
 from trinity_db.errors import ConfigError, LeaseLost, NotFound
-from trinity_db.explorer import workflow
+from trinity_db.explorer.attempt import workflow
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
-from trinity_db.explorer.service import Explorer
+from trinity_db.explorer.service import Explorer, ExplorerSetup
 from trinity_db.models import build_scratch
 from trinity_db.models.frozen_model import FrozenModel
-from trinity_db.processors import lists
+from trinity_db.processors.lists import lists
+from trinity_db.processors.lists.step import Step
 from trinity_db.processors.service import Processors
-from trinity_db.processors.step import Step
 from trinity_db.processors.steps.teacher import Ask, Teacher
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import payloads, processing, runs, scores, workers
+from trinity_db.store import adoption, payloads, processing, runs, scores, workers
 from trinity_db.store.groups import Pace
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.starting_scores import StartingScores
+from trinity_db.trainer.loop.setup import TrainerSetup
 from trinity_db.trainer.rows import precompute
 from trinity_db.trainer.service import Trainer
-from trinity_db.trainer.setup import TrainerSetup
 
 TINY = ScratchConfig(hidden_size=8, layers=1, heads=1, context=64)
 MODEL = scores.Model("teacher", "its digest")
@@ -135,7 +135,7 @@ def test_what_comes_too_late_is_not_stored(scene: Scene) -> None:
     found = payloads.read(scene.database, [row["id"] for row in claimed])
     scene.lose(scene.processor)
     said = {id: [scores.scored(id, MODEL, one, np.zeros(2))] for id, one in found.items()}
-    late = [processing.Verdict(row["id"], row["attempt"], said=said[row["id"]]) for row in claimed]
+    late = [processing.StepVerdict(row["id"], row["attempt"], said=said[row["id"]]) for row in claimed]
     assert finish_rows(scene, late, processing.SCORE) == set()
     assert scene.values(SCORED, "teacher") == []
 
@@ -158,7 +158,7 @@ def test_scores_of_the_wrong_length_are_refused(scene: Scene) -> None:
 def test_a_row_without_a_score_is_named(scene: Scene) -> None:
     scene.make_ready(1)
     [first, _] = scene.values("SELECT id FROM trinity.experience ORDER BY id")
-    with pytest.raises(NotFound, match=f"Of experience {first} .* the teacher says; name one under"):
+    with pytest.raises(NotFound, match=f"Experience {first} has no score from the teacher: name one under"):
         read(scene, "teacher", [first])
 
 
@@ -186,16 +186,17 @@ class Distillation:
 
     def explorer(self) -> Explorer:
         config = ExplorerConfig(group_size=1, concurrency=2, max_new_tokens=6, temperature=0.8)
-        engine, scene = TransformersEngine("cpu"), self.scene
-        role = Explorer(
-            *(scene.database, scene.run, config, workflow.single_turn, engine),
-            *(
-                Pace(max_staleness=0, per_version=2),
-                scene.selection,
-                PromptConfig(prompt_template="{prompt}"),
-                ANY_FOLDER,
-            ),
+        scene = self.scene
+        setup = ExplorerSetup(
+            config=config,
+            workflow=workflow.single_turn,
+            engine=TransformersEngine("cpu"),
+            pace=Pace(max_staleness=0, per_version=2),
+            selection=scene.selection,
+            prompts=PromptConfig(prompt_template="{prompt}"),
+            places=ANY_FOLDER,
         )
+        role = Explorer(scene.database, scene.run, setup)
         role.worker_id = scene.explorer
         return role
 
@@ -249,7 +250,7 @@ class Comparison:
 
     def open(self, name: str) -> runs.Run:
         with self.scene.database.transaction() as tx:
-            return runs.open_run(tx, name, {}, "rows", ["pairs"], holdout=0.34)
+            return runs.open_run(tx, name, {}, "rows", adoption.Sources(["pairs"], 0.34))
 
     def trainer(self, run: runs.Run, reference: str, **algorithm: Any) -> Trainer:
         setup = TrainerSetup(
@@ -350,5 +351,5 @@ def test_a_trainer_that_was_replaced_stores_nothing_of_what_it_asked(
 
 def test_nothing_is_asked_for_an_algorithm_that_compares_with_nothing(comparison: Comparison) -> None:
     run = comparison.open("stored")
-    with pytest.raises(ConfigError, match="compares the policy with nothing; leave it out"):
+    with pytest.raises(ConfigError, match="compares the policy with nothing; remove it"):
         comparison.trainer(run, "precomputed", name="simpo").start()

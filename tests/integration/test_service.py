@@ -9,14 +9,14 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from tests.waiting import wait_until
-from trinity_db import service
-from trinity_db.database import Database, Transaction
+from tests.support.waiting import wait_until
 from trinity_db.errors import ConfigError, DatabaseUnavailable, NotFound
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import Service
 from trinity_db.store import runs, workers
 from trinity_db.store.metrics import record_metrics
+from trinity_db.worker import service
+from trinity_db.worker.service import Service
 
 ROUNDS = 3
 MANY = 100  # news
@@ -158,7 +158,7 @@ class Waking(Probe):
 class HardOfHearing(Probe):
     """A role that many workers have, so that news of all of them come together."""
 
-    deaf_seconds = 1.0
+    notify_debounce_seconds = 1.0
 
     def __init__(self, database: Database, run: runs.Run) -> None:
         super().__init__(database, run)
@@ -196,7 +196,7 @@ def run(database_url: str) -> Iterator[tuple[Database, runs.Run]]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with closing(Database(database_url)) as database:
         with database.transaction() as tx:
-            opened = runs.open_run(tx, "probe", {}, "groups", (), 0.0)
+            opened = runs.open_run(tx, "probe", {}, "groups")
         yield database, opened
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -212,7 +212,7 @@ def test_a_role_goes_on_when_its_connections_are_cut(run: tuple[Database, runs.R
 def test_a_second_worker_of_an_exclusive_role_is_refused(
     run: tuple[Database, runs.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinity_db.service.HEARTBEAT_SECONDS", 0.5)
+    monkeypatch.setattr("trinity_db.worker.service.HEARTBEAT_SECONDS", 0.5)
     OnlyOne(*run).serve()
     assert all(_goodbyes(run[0]))
 
@@ -237,7 +237,7 @@ def test_a_signal_lets_the_work_in_hand_end_and_no_more_begin(run: tuple[Databas
 def test_a_signal_just_before_a_wait_ends_it(
     run: tuple[Database, runs.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinity_db.service.POLL_SECONDS", 60.0)
+    monkeypatch.setattr("trinity_db.worker.service.POLL_SECONDS", 60.0)
     started = time.monotonic()
     role = Waiting(*run)
     role.serve()
@@ -284,8 +284,8 @@ def test_a_worker_gives_back_what_it_claimed_without_hearing_of_it(
     with database.transaction() as tx:
         tx.execute("INSERT INTO trinity.taskset (name) VALUES ('tasks')")
         tx.execute(
-            "INSERT INTO trinity.task (taskset_id, key, ordinal, payload)"
-            " SELECT id, 'a', 0, '{\"prompt\": \"1\"}' FROM trinity.taskset"
+            "INSERT INTO trinity.task (taskset_id, key, ordinal, prompt_digest, payload)"
+            " SELECT id, 'a', 0, '', '{\"prompt\": \"1\"}' FROM trinity.taskset"
         )
     kind(*run).serve()
     with database.transaction() as tx:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import Bench
-from tests.postgres import cluster_18, discard, start
-from tests.rows import Scene
-from trinity_db.database import Database
-from trinity_db.embedded.cluster import Cluster
+from tests.support.bench import Bench
+from tests.support.postgres import cluster_18, discard, start
+from tests.support.rows import Scene
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.opening import upgrade
+from trinity_db.postgres.connection import Database
+from trinity_db.postgres.embedded.cluster import Cluster
+from trinity_db.postgres.opening import upgrade
 from trinity_db.trainer.checkpoints.recovery import Allowed
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
@@ -97,7 +97,7 @@ def test_a_trainer_goes_back_to_what_the_store_still_knows(
     forgetful.train_and_forget(trainer, kept=1, lost=2, published=False)
     assert forgetful.database.retry(trainer.work)
     assert bench.rows(SETBACKS) == [(0, 1, 3, 4, None, None, 0, None)]
-    assert "the server has lost steps 2 to 3 (4 rows): going on from version 0, step 0" in caplog.text
+    assert "the server has lost steps 2 to 3 (4 rows): resuming from version 0, step 0" in caplog.text
     assert bench.rows(COMMITTED) == [], "no checkpoint includes the step that it knew"
     forgetful.train(trainer, 8)
     assert not trainer.work()
@@ -141,8 +141,8 @@ def test_checkpoints_that_the_server_forgot_are_kept_and_offered(
     forgetful.forget()
     assert forgetful.database.retry(trainer.work)
     assert bench.rows(SETBACKS) == [(2, 3, 6, 6, 3, 6, 2, None)]
-    assert "versions 3 to 6: going on from version 2, step 2" in caplog.text
-    assert "to go on from the newest instead, start once with --from-version 6" in caplog.text
+    assert "versions 3 to 6: resuming from version 2, step 2" in caplog.text
+    assert "to resume from the newest instead, start once with --from-version 6" in caplog.text
     later = [f"version-{number:06d}.later" for number in range(3, 7)]
     assert bench.folders() == ["version-000000", "version-000001", "version-000002", *later]
     forgetful.train(trainer, 2)
@@ -163,7 +163,7 @@ def test_a_run_can_go_on_from_a_checkpoint_that_the_server_forgot(
     trainer = bench.trainer()  # as after a crash: nothing in memory tells
     asked = (
         r"none of its checkpoints is whole \(version 1\) and the server has lost steps 2 to 6 and versions 2 "
-        r"to 6; restore one of them, or go on from .* with --from-version 6, or train again .* --from-start"
+        r"to 6; restore one of them, or resume from .* with --from-version 6, or train again .* --from-start"
     )
     for _ in range(2):
         with pytest.raises(TrinityError, match=asked):
@@ -174,7 +174,7 @@ def test_a_run_can_go_on_from_a_checkpoint_that_the_server_forgot(
         bench.trainer(allowed=Allowed(from_version=3)).start()
     trainer = bench.trainer(allowed=Allowed(from_version=6), publish_every=1)
     trainer.start()
-    assert "going on from the lost version 6 as version 7, step 6" in caplog.text
+    assert "resuming from the lost version 6 as version 7, step 6" in caplog.text
     assert bench.rows(VERSIONS) == [(0, 0), (1, 1), (7, 6)]
     assert bench.rows(SETBACKS) == [(1, 1, 6, None, 2, 6, 7, 6)]
     assert (bench.checkpoints / "version-000007" / "model.safetensors").read_bytes() == weights

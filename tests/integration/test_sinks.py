@@ -6,12 +6,12 @@ from contextlib import closing
 
 import pytest
 
-from tests.rows import Scene
-from trinity_db.database import connect
+from tests.support.rows import Scene
 from trinity_db.errors import TrinityError
+from trinity_db.insight.sinks import follow
+from trinity_db.insight.sinks.follow import Follower, mirrored
+from trinity_db.postgres.connection import connect
 from trinity_db.schema.states import WorkerRole
-from trinity_db.sinks import follow
-from trinity_db.sinks.follow import Follower, mirrored
 from trinity_db.store import runs
 from trinity_db.store.metrics import Measurement, record_metrics
 
@@ -98,7 +98,7 @@ def test_another_run_has_metrics_of_its_own(
     scene: Scene, follower: Follower, notebook: Notebook, record: Record
 ) -> None:
     with scene.database.transaction() as tx:
-        other = runs.open_run(tx, "other", {}, "groups", [], holdout=0.0)
+        other = runs.open_run(tx, "other", {}, "groups")
         record_metrics(tx, other.id, WorkerRole.TRAIN, 1, {"loss": 9.0})
     record(1, loss=0.5)
     follower.catch_up()
@@ -142,7 +142,7 @@ def test_a_writer_of_another_run_holds_no_follower_up(
     scene: Scene, follower: Follower, record: Record
 ) -> None:
     with scene.database.transaction() as tx:
-        other = runs.open_run(tx, "other", {}, "groups", [], holdout=0.0)
+        other = runs.open_run(tx, "other", {}, "groups")
     with closing(connect(scene.database.url)) as slow:
         record_metrics(slow, other.id, WorkerRole.TRAIN, 1, {"loss": 9.0})
         record(1, loss=0.5)
@@ -175,7 +175,7 @@ def test_a_sink_that_fails_is_named_in_one_line_and_opened_anew(
 ) -> None:
     record(1, loss=0.5)
     notebook.refuses = 1
-    with pytest.raises(TrinityError, match=r"^Notebook does not take the metrics: no server$"):
+    with pytest.raises(TrinityError, match=r"^Notebook did not take the metrics: no server$"):
         follower.catch_up()
     assert follower.catch_up() == 1
     assert notebook.opened == 2
@@ -188,7 +188,7 @@ def test_a_store_that_was_set_back_is_noticed(
     record(1, loss=0.5)
     last = scene.value("SELECT max(id) FROM trinity.metric")
     notebook.measured.append(Measurement(last + 1, WorkerRole.TRAIN, 2, scene.run.created_at, {"loss": 0.25}))
-    with pytest.raises(TrinityError, match=r"Notebook has later metrics of run 'run' than the store"):
+    with pytest.raises(TrinityError, match=r"Notebook has newer metrics of run 'run' than the store"):
         follower.catch_up()
 
 
@@ -208,7 +208,7 @@ def test_a_mirror_says_once_that_a_sink_fails_and_has_everything_in_the_end(
     assert mirror.failure is None
     assert [step for _, step, _, _ in notebook.numbers] == [1, 2]
     assert [one.message for one in caplog.records] == [
-        "Notebook does not take the metrics: no server; trying again, and nothing is lost meanwhile"
+        "Notebook did not take the metrics: no server; retrying, and no metrics are lost"
     ]
 
 
@@ -225,11 +225,11 @@ def test_a_sink_that_hangs_is_left_behind(
     record(1, loss=0.5)
     with mirrored(scene.database, scene.run, [notebook]) as [mirror]:
         pass
-    assert "are not complete" in str(mirror.failure)
+    assert "are incomplete" in str(mirror.failure)
     hanging = [one for one in threading.enumerate() if one.name == "metrics to Notebook"]
     goes_on.set()
     for one in hanging:
         one.join(WAIT_SECONDS)
     assert [one.message for one in caplog.records] == [
-        "metrics to Notebook are not complete; later: trinity-db metrics run"
+        "metrics to Notebook are incomplete; to complete them: trinity-db metrics run"
     ]

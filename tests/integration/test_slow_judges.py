@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.rows import Scene, rollout
-from tests.steps import processors
-from tests.waiting import wait_until
+from tests.support.rows import Scene, rollout
+from tests.support.steps import processors
+from tests.support.waiting import wait_until
 from trinity_db.processors.service import Processors
 from trinity_db.store import runs, workers
 
 JUDGE = """
 import asyncio
 from pathlib import Path
-from trinity_db.processors.step import Answer
+from trinity_db.processors.lists.step import Answer
 
 asked = []
 

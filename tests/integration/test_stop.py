@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import CommandLine
-from tests.rows import Scene, in_a_thread
-from tests.waiting import wait_until
-from trinity_db import service
+from tests.support.command_line import CommandLine
+from tests.support.rows import Scene, in_a_thread
+from tests.support.waiting import wait_until
 from trinity_db.cli.supervise import Supervisor
-from trinity_db.database import Database
-from trinity_db.inspection import status
-from trinity_db.process import Process
+from trinity_db.insight import status
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import LEASE_SECONDS, Service
 from trinity_db.store import runs, stopping, workers
+from trinity_db.worker import service
+from trinity_db.worker.process import Process
+from trinity_db.worker.service import LEASE_SECONDS, Service
 
 ASKED = "SELECT stop_asked_at IS NOT NULL FROM trinity.run WHERE name = 'run'"
 ROLE = """

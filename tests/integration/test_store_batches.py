@@ -5,19 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.rows import (
-    Scene,
-    centered,
-    payload,
-    reward,
-    rolled_back,
-    rollout,
-)
+from tests.support.rows import Scene, centered, payload, reward, rolled_back, rollout
 from trinity_db.errors import LeaseLost, NotFound
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, draws, policies, rewards, workers
-from trinity_db.trainer.parts.advantages import group
+from trinity_db.trainer.recipes.parts.advantages import group
 
 STATES = "SELECT state, use_count, count(*) FROM trinity.experience GROUP BY 1, 2 ORDER BY 1, 2"
 GROUP_STATES = "SELECT state FROM trinity.rollout_group ORDER BY id"
@@ -400,24 +393,6 @@ def test_pruning_keeps_the_weights_of_checkpoints_and_of_the_one_that_is_being_w
         assert [policy.version for policy in policies.with_checkpoint(tx, scene.run.id)] == [6, 5, 4, 2, 0]
         with pytest.raises(LeaseLost, match="Version 1 has no checkpoint"):
             policies.record_checkpoint(tx, scene.run.id, 1, policies.Checkpoint(Path("late"), "hash"))
-
-
-def test_a_folder_of_weights_and_checkpoint_stays_as_long_as_the_weights(scene: Scene) -> None:
-    """As in runs that began before checkpoints had folders of their own."""
-    scene.make_ready(4)
-    for step in (1, 2, 3, 4):
-        scene.train(step, size=1)
-        scene.publish(step, step)
-    scene.rows("UPDATE trinity.policy_version SET resume_from = checkpoint WHERE version > 0 RETURNING 1")
-    with scene.database.transaction() as tx:
-        assert policies.prune(tx, scene.run.id, keep=2, every=1).deleted == []
-        found = policies.with_checkpoint(tx, scene.run.id)
-        assert [policy.version for policy in found] == [4, 3, 2, 1, 0]
-        assert [policy.version for policy in found if policy.resumed] == [4, 3]
-        assert sorted(policies.prune(tx, scene.run.id, keep=2).deleted) == [
-            (1, Path("version-1")),
-            (2, Path("version-2")),
-        ]
 
 
 def test_a_checkpoint_that_another_run_started_from_is_not_pruned(scene: Scene) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows import WAIT_SECONDS, Scene, centered, in_a_thread, reward, wait_until_blocked
-from trinity_db.database import connect
+from tests.support.rows import WAIT_SECONDS, Scene, centered, in_a_thread, reward, wait_until_blocked
 from trinity_db.errors import LeaseLost
+from trinity_db.postgres.connection import connect
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import batches, draws, policies, processing, rewards, runs
 
@@ -53,7 +53,7 @@ def test_rows_that_another_trainer_takes_are_not_drawn_in_part(scene: Scene) -> 
         drawing = in_a_thread(scene.database, lambda: scene.draw(step=2, size=2))
         wait_until_blocked(scene.database, drawing)
         tx.commit()
-    with pytest.raises(LeaseLost, match="1 of 2 are not ready any more"):
+    with pytest.raises(LeaseLost, match="1 of 2 are no longer ready"):
         drawing.result(WAIT_SECONDS)
     assert scene.values(GROUP_STATES) == ["leased", "ready", "ready"]
     assert scene.rows(BATCH_STATES) == [(1, "leased", None)]
@@ -148,7 +148,7 @@ def test_a_checkpoint_that_a_run_is_starting_from_is_not_pruned(scene: Scene) ->
     scene.train(step=1, size=1)
     scene.publish(1, step=1)
     with scene.database.transaction() as tx:
-        other = runs.open_run(tx, "other", {}, "groups", [], holdout=0.0)
+        other = runs.open_run(tx, "other", {}, "groups")
 
     def prune() -> list[tuple[int, Path]]:
         with scene.database.transaction() as tx:

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.postgres import by_login, execute
-from tests.rows import Scene, members
-from trinity_db.arrays import Payload
-from trinity_db.database import Database, connect
+from tests.support.postgres import by_login, execute
+from tests.support.rows import Scene, members
+from trinity_db.arrays.codec import Payload
 from trinity_db.errors import LeaseLost, TrinityError
-from trinity_db.privileges import make_login, open_to_roles
+from trinity_db.postgres.connection import Database, connect
+from trinity_db.postgres.logins import make_login, open_to_roles
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import calls, groups, parks
 from trinity_db.store.groups import ClaimedGroup
@@ -40,7 +40,7 @@ def record(scene: Scene, *given: calls.Call) -> int:
         return len(calls.record(tx, scene.explorer, given))
 
 
-def resume(scene: Scene, group: ClaimedGroup) -> calls.Resumed | None:
+def resume(scene: Scene, group: ClaimedGroup) -> calls.ResumedAgent | None:
     with scene.database.transaction() as tx:
         return calls.resume(tx, scene.explorer, group, 0)
 

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
 
-from tests.rows import (
+from tests.support.rows import (
     UNLIMITED,
     WAIT_SECONDS,
     Scene,
@@ -18,17 +18,17 @@ from tests.rows import (
     rollout,
     wait_until_blocked,
 )
-from trinity_db import arrays
-from trinity_db.database import Transaction
+from trinity_db.arrays import codec
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import groups
 from trinity_db.store.groups import Pace
-from trinity_db.store.selection import Selection
+from trinity_db.store.selection import TaskSelection
 
 
 def test_every_task_is_issued_before_any_is_issued_again(scene: Scene) -> None:
-    shuffled = Selection(scene.selection.weights, seed=7)
+    shuffled = TaskSelection(scene.selection.weights, seed=7)
     passes = [
         [group.task["prompt"] for _ in range(2) for group in scene.claim(4, selection=shuffled)]
         for _ in range(2)
@@ -47,7 +47,8 @@ def test_in_sequence_tasks_come_as_they_were_imported(scene: Scene) -> None:
 
 def test_a_claim_that_was_rolled_back_issued_nothing(scene: Scene) -> None:
     with rolled_back(scene.database) as tx:
-        groups.claim(tx, scene.run.id, scene.explorer, 0, UNLIMITED, scene.selection, 2, 3)
+        plan = groups.GroupPlan(UNLIMITED, scene.selection, 2)
+        groups.claim(tx, scene.run.id, scene.explorer, plan, version=0, limit=3)
     assert scene.value("SELECT count(*) FROM trinity.task_stat") == 0
     assert [group.task["prompt"] for group in scene.claim(1)] == ["task 0"]
 
@@ -96,7 +97,7 @@ def test_a_refused_rollout_is_kept_with_all_that_it_had(scene: Scene) -> None:
     )
     assert row[:6] == ("refused", 1, scene.explorer, "stop", "dropped", 3)
     assert row[6:10] == ("prompt", "the response", "explore", "late")
-    np.testing.assert_array_equal(arrays.decode(row[10], row[12], row[11]).token_ids, written.token_ids)
+    np.testing.assert_array_equal(codec.decode(row[10], row[12], row[11]).token_ids, written.token_ids)
 
 
 def test_a_refused_rollout_that_had_failed_ended_with_its_error(scene: Scene) -> None:
@@ -250,7 +251,7 @@ def test_groups_are_locked_in_the_order_of_their_ids(scene: Scene) -> None:
 
 
 def test_counts_of_tasks_are_locked_in_the_order_of_their_ids(scene: Scene) -> None:
-    shuffled = Selection(scene.selection.weights, seed=7)
+    shuffled = TaskSelection(scene.selection.weights, seed=7)
     scene.claim(8)
     tasks = scene.values("SELECT task_id FROM trinity.task_stat ORDER BY task_id")
     with scene.database.transaction() as tx:
@@ -269,9 +270,10 @@ def test_two_explorers_never_take_over_the_same_group(scene: Scene) -> None:
     scene.claim(8)
     scene.lose(scene.explorer)
     explorers = [scene.new_worker(WorkerRole.EXPLORE) for _ in range(2)]
+    plan = groups.GroupPlan(Pace(0, 1), scene.selection, 2)
 
     def claim(worker: int, tx: Transaction) -> list[groups.ClaimedGroup]:
-        return groups.claim(tx, scene.run.id, worker, 0, Pace(0, 1), scene.selection, 2, limit=5)
+        return groups.claim(tx, scene.run.id, worker, plan, version=0, limit=5)
 
     claimed = at_once(scene.database, [partial(claim, worker) for worker in explorers])
     assert sorted(len(taken) for taken in claimed) == [3, 5]
@@ -291,7 +293,7 @@ def test_a_rollout_comes_back_as_it_was_written(scene: Scene) -> None:
         " JOIN trinity.payload p ON p.experience_id = e.id"
     )
     assert row[:10] == ("raw", 3, 4, 3, 3, "prompt", "the response", "finished", "stop", scene.explorer)
-    read = arrays.decode(row[10], row[12], row[11])
+    read = codec.decode(row[10], row[12], row[11])
     for name in ("token_ids", "action_mask", "logprobs", "versions"):
         np.testing.assert_array_equal(getattr(read, name), getattr(written, name))
 

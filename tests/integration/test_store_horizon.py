@@ -7,12 +7,12 @@ from statistics import median
 
 import psycopg
 
-from tests.rows import WAIT_SECONDS, Scene, in_a_thread, reward, rollout
-from trinity_db.database import Database
+from tests.support.rows import WAIT_SECONDS, Scene, in_a_thread, reward, rollout
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import processing, settling
-from trinity_db.store.processing import CLEAN, SCORE, Stage, Verdict
-from trinity_db.store.settling import Rules
+from trinity_db.store import finish_groups, processing
+from trinity_db.store.finish_groups import Rules
+from trinity_db.store.processing import CLEAN, SCORE, Stage, StepVerdict
 
 ROUNDS = 30
 GROUP_SIZE = 8
@@ -52,7 +52,7 @@ class Flow:
         self.judge(SCORE)
         ids = [group.id for group in claimed]
         with self.counted("settle"), scene.database.transaction() as tx:
-            assert settling.settle_groups(tx, scene.run.id, Rules(2), SIZE, ids) == SIZE
+            assert finish_groups.settle_groups(tx, scene.run.id, Rules(2), SIZE, ids) == SIZE
         with self.counted("draw"):
             batch = scene.draw(step, SIZE, max_staleness=10)
         with self.counted("commit"):
@@ -66,7 +66,7 @@ class Flow:
         assert len(claimed) == size
         self.after[stage.processor] = max(row["id"] for row in claimed) + 1
         verdicts = [
-            Verdict(
+            StepVerdict(
                 row["id"],
                 row["attempt"],
                 events=[reward(row["rollout_id"], 1.0)] if stage is SCORE else (),
@@ -114,7 +114,7 @@ def test_processors_at_once_finish_each_row_once_and_miss_none(scene: Scene) -> 
                 claimed = processing.claim(tx, CLEAN, scene.run.id, worker, 7)
             if not claimed:
                 return done
-            verdicts = [Verdict(row["id"], row["attempt"]) for row in claimed]
+            verdicts = [StepVerdict(row["id"], row["attempt"]) for row in claimed]
             with scene.database.transaction() as tx:
                 done += processing.finish(tx, CLEAN, scene.run.id, worker, verdicts, max_attempts=3)
 

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from tests.replays import correct, differences
-from tests.rows import (
+from tests.support.replays import correct, differences
+from tests.support.rows import (
     WAIT_SECONDS,
     Scene,
     demonstration,
@@ -17,7 +17,7 @@ from tests.rows import (
     trajectory,
     wait_until_blocked,
 )
-from trinity_db.imports.records import Preference
+from trinity_db.data.records.records import Preference
 from trinity_db.schema.queries import query
 from trinity_db.store import batches, offline, pair_labels, reviews, rewards, verdicts
 

@@ -4,7 +4,7 @@ import math
 import random
 from typing import Any
 
-from tests.rows import Scene
+from tests.support.rows import Scene
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import policies
 

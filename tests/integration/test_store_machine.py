@@ -17,15 +17,15 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from tests.machine.history import Batch, Name
-from tests.machine.snapshot import ONLINE
-from tests.machine.store import Store
-from tests.machine.trainer import HEARD, TIMES, WHICH, Machine, assert_no_failures, pick
-from tests.rows import centered, reward, rollout
-from trinity_db.database import Database, Transaction
+from tests.support.machine.history import Batch, Name
+from tests.support.machine.snapshot import ONLINE
+from tests.support.machine.store import Store
+from tests.support.machine.trainer import HEARD, TIMES, WHICH, Machine, assert_no_failures, pick
+from tests.support.rows import centered, reward, rollout
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import batches, draws, groups, processing, rewards, settling, workers
-from trinity_db.store.settling import Rules
+from trinity_db.store import batches, draws, finish_groups, groups, processing, rewards, workers
+from trinity_db.store.finish_groups import Rules
 
 LEASE_SECONDS = 3600.0  # only the rule `lose` makes a worker silent for so long
 MAX_ATTEMPTS = 2
@@ -171,7 +171,7 @@ class OnlineRun(Machine):
     @rule()
     def settle(self) -> None:
         settled = self.perform(
-            lambda tx: settling.settle_groups(
+            lambda tx: finish_groups.settle_groups(
                 tx,
                 self.scene.run.id,
                 Rules(
@@ -300,18 +300,8 @@ class OnlineRun(Machine):
         if is_fresh:
             self.loaded[worker] = self.model.with_checkpoint()[0]
         version = self.loaded[worker]
-        claimed = self.perform(
-            lambda tx: groups.claim(
-                tx,
-                self.scene.run.id,
-                worker,
-                version,
-                self.pace,
-                self.scene.selection,
-                self.model.group_size,
-                limit,
-            )
-        )
+        plan = groups.GroupPlan(self.pace, self.scene.selection, self.model.group_size)
+        claimed = self.perform(lambda tx: groups.claim(tx, self.scene.run.id, worker, plan, version, limit))
         taken, tasks = self.model.claim(worker, version, limit)
         assert {group.id: group.members for group in claimed[: len(taken)]} == taken
         for group, task in zip(claimed[len(taken) :], tasks, strict=True):
@@ -373,7 +363,9 @@ class OnlineRun(Machine):
             if work.stage is processing.SCORE and outcome == Outcome.PASSED:
                 events, values[row_id] = [reward(self.rollout_ids[row_id], value)], value
             step = None if outcome == Outcome.PASSED else "strict"
-            verdicts.append(processing.Verdict(row_id, attempt, outcome, reason, detail, events, step=step))
+            verdicts.append(
+                processing.StepVerdict(row_id, attempt, outcome, reason, detail, events, step=step)
+            )
         held = self.perform(
             lambda tx: processing.finish(
                 tx, work.stage, self.scene.run.id, work.worker, verdicts, MAX_ATTEMPTS

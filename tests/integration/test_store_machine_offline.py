@@ -14,13 +14,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from tests.machine.history import Batch, History
-from tests.machine.passes import GroupPasses
-from tests.machine.snapshot import GROUPS, PAIRS, ROWS
-from tests.machine.trainer import SEED, TIMES, Machine, assert_no_failures
-from tests.rows import centered, demonstration, import_records, preference, trajectory
-from trinity_db.database import Database, Transaction
-from trinity_db.imports.records import Trajectory
+from tests.support.machine.history import Batch, History
+from tests.support.machine.passes import GroupPasses
+from tests.support.machine.snapshot import GROUPS, PAIRS, ROWS
+from tests.support.machine.trainer import SEED, TIMES, Machine, assert_no_failures
+from tests.support.rows import centered, demonstration, import_records, preference, trajectory
+from trinity_db.data.records.records import Trajectory
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.states import Draws
 from trinity_db.store import batches, offline
 from trinity_db.store.draws import draw_adopted_groups, draw_pairs, draw_rows

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from tests.machine.history import Batch
-from tests.machine.passes import Fact, Pair, Passes
-from tests.machine.snapshot import ROWS_AND_PAIRS
-from tests.machine.trainer import SEED, TIMES, Machine, assert_no_failures, pick
-from tests.rows import import_records, payload, preference, trajectory
-from trinity_db.database import Database, Transaction
+from tests.support.machine.history import Batch
+from tests.support.machine.passes import Fact, Pair, Passes
+from tests.support.machine.snapshot import ROWS_AND_PAIRS
+from tests.support.machine.trainer import SEED, TIMES, Machine, assert_no_failures, pick
+from tests.support.rows import import_records, payload, preference, trajectory
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.queries import query
 from trinity_db.store import batches, draws, offline, processing, rewards
 

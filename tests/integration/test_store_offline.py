@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes import recipe
-from tests.replays import correct
-from tests.rows import (
+from tests.support.recipes import recipe
+from tests.support.replays import correct
+from tests.support.rows import (
     WAIT_SECONDS,
     Scene,
     demonstration,
@@ -21,10 +21,10 @@ from tests.rows import (
     trajectory,
     wait_until_blocked,
 )
-from trinity_db.imports.records import Demonstration, Preference, Task
+from trinity_db.data.records.records import Demonstration, Preference, Task
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, offline, rewards, runs, workers
+from trinity_db.store import adoption, batches, offline, rewards, runs, workers
 from trinity_db.trainer.config import TrainerConfig
 
 HELD_OUT = "SELECT count(*) FILTER (WHERE held_out), count(*) FROM trinity.experience WHERE run_id = %s"
@@ -373,12 +373,12 @@ def test_a_pair_that_comes_after_one_of_its_rows_went_is_dropped_too(comparison:
 
 
 def test_a_run_ends_though_rows_were_judged_bad_while_it_trained(scene: Scene, tmp_path: Path) -> None:
-    from tests.bench import setup_of
+    from tests.support.bench import setup_of
     from trinity_db.trainer.service import Trainer
 
     import_records(scene.database, "set", [trajectory(number, "a response", 1.0) for number in range(6)])
     with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "imitation", {}, "rows", ["set"], holdout=0.0)
+        run = runs.open_run(tx, "imitation", {}, "rows", adoption.Sources(["set"]))
         worker = workers.register(tx, run, WorkerRole.TRAIN)
     setup = setup_of(
         TrainerConfig(epochs=2, batch_size=2),

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from tests.rows import Scene, at_once, members, rollout
-from trinity_db.database import Transaction
+from tests.support.rows import Scene, at_once, members, rollout
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import groups
 from trinity_db.store.groups import Pace
@@ -65,15 +65,6 @@ def test_a_run_that_may_start_so_many_groups_has_explored_them_when_the_last_one
     scene.write([member for group in second for member in members(group)])
     assert is_done()
     assert scene.claim(100, pace=pace) == []
-
-
-def test_groups_that_a_run_started_before_passes_were_kept_count(scene: Scene) -> None:
-    pace = Pace(None, per_version=2, most=5)
-    scene.claim(3, pace=pace)
-    with scene.database.transaction() as tx:
-        tx.execute("DELETE FROM trinity.task_pass")  # as an upgrade leaves it
-    assert len(scene.claim(100, pace=pace)) == 2
-    assert scene.value("SELECT issued FROM trinity.task_pass") == 5
 
 
 def test_a_dropped_group_frees_its_place(scene: Scene) -> None:
@@ -162,10 +153,10 @@ def test_several_explorers_respect_the_limit_together_whatever_happens(
 
 def test_explorers_that_claim_at_the_same_time_respect_the_limit_together(scene: Scene) -> None:
     explorers = [scene.new_worker(WorkerRole.EXPLORE) for _ in range(4)]
-    pace = Pace(max_staleness=1, per_version=5)
+    plan = groups.GroupPlan(Pace(max_staleness=1, per_version=5), scene.selection, 2)
 
     def claim(worker: int, tx: Transaction) -> list[groups.ClaimedGroup]:
-        return groups.claim(tx, scene.run.id, worker, 0, pace, scene.selection, 2, limit=4)
+        return groups.claim(tx, scene.run.id, worker, plan, version=0, limit=4)
 
     claimed = at_once(scene.database, [partial(claim, worker) for worker in explorers])
     ids = [group.id for groups_of_one in claimed for group in groups_of_one]

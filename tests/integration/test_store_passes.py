@@ -1,7 +1,7 @@
 """Passes over adopted rows: which rows they have, and which groups are looked at for pairs."""
 
-from tests.replays import correct
-from tests.rows import (
+from tests.support.replays import correct
+from tests.support.rows import (
     Scene,
     at_once,
     demonstration,

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.rows import (
+from tests.support.rows import (
     WAIT_SECONDS,
     Scene,
     at_once,
@@ -20,10 +20,10 @@ from tests.rows import (
     trajectory,
     wait_until_blocked,
 )
-from tests.steps import process
-from trinity_db.database import Database, Transaction, connect
+from tests.support.steps import process
 from trinity_db.errors import NotFound
-from trinity_db.store import processing, rewards, runs
+from trinity_db.postgres.connection import Database, Transaction, connect
+from trinity_db.store import adoption, processing, rewards, runs
 from trinity_db.store.rewards import RewardEvent
 
 GROUP = "SELECT reward_count, reward_mean, reward_variance FROM trinity.rollout_group ORDER BY id"
@@ -222,7 +222,7 @@ def test_what_is_said_of_a_row_while_a_run_adopts_it_reaches_that_run(scene: Sce
     Scene.open(scene.database, "first", data=["set"])
     row, copy = scene.values("SELECT id FROM trinity.experience ORDER BY id")
     with closing(connect(scene.database.url)) as tx:
-        adopting = runs.open_run(tx, "second", {}, "rows", ["set"], holdout=0.0)
+        adopting = runs.open_run(tx, "second", {}, "rows", adoption.Sources(["set"]))
         judging = in_a_thread(scene.database, lambda: judge(scene, (copy if of_a_copy else row, 1.0)))
         wait_until_blocked(scene.database, judging)
         tx.commit()

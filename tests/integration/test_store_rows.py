@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.rows import (
+from tests.support.rows import (
     WAIT_SECONDS,
     Scene,
     at_once,
@@ -19,22 +19,23 @@ from tests.rows import (
     rolled_back,
     rollout,
     trajectory,
+    with_step,
 )
-from tests.steps import processors
-from trinity_db.arrays import Payload
-from trinity_db.database import Transaction
+from tests.support.steps import processors
+from trinity_db.arrays.codec import Payload
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import processing, rewards, settling
-from trinity_db.store.processing import CLEAN, SCORE, Verdict
-from trinity_db.store.settling import Rules
+from trinity_db.store import finish_groups, processing, rewards
+from trinity_db.store.finish_groups import Rules
+from trinity_db.store.processing import CLEAN, SCORE, StepVerdict
 
 STATES = "SELECT state, count(*) FROM trinity.experience GROUP BY state ORDER BY state"
 DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE experience_id IS NOT NULL ORDER BY id'
 GROUP_DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE group_id IS NOT NULL'
 
 
-def fail(row: int, attempt: int, error: str) -> Verdict:
-    return Verdict(row, attempt, Outcome.FAILED, detail={"error": error})
+def fail(row: int, attempt: int, error: str) -> StepVerdict:
+    return StepVerdict(row, attempt, Outcome.FAILED, detail={"error": error})
 
 
 def test_a_row_moves_from_raw_to_clean_to_scored_to_ready(scene: Scene) -> None:
@@ -92,7 +93,7 @@ def test_a_verdict_under_a_lost_lease_is_recorded_as_refused_and_changes_nothing
     scene.explore(1)
     lost = claim_rows(scene)
     assert scene.lose(scene.processor).experiences == 2
-    verdicts = [Verdict(lost[0], 1), Verdict(lost[1], 1, Outcome.DROPPED, "empty")]
+    verdicts = [StepVerdict(lost[0], 1), StepVerdict(lost[1], 1, Outcome.DROPPED, "empty")]
     assert finish_rows(scene, verdicts) == set(), "no worker holds the rows"
 
     other = scene.new_worker(WorkerRole.PROCESS)
@@ -104,7 +105,7 @@ def test_a_verdict_under_a_lost_lease_is_recorded_as_refused_and_changes_nothing
     assert scene.rows(passes) == [(1, "refused", None, 2)], "however often they are said"
     assert scene.rows(DROPS) == []
 
-    assert finish_rows(scene, [Verdict(row, 2) for row in lost], worker=other) == set(lost)
+    assert finish_rows(scene, [StepVerdict(row, 2) for row in lost], worker=other) == set(lost)
     assert scene.rows(STATES) == [("clean", 2)]
     assert scene.rows(passes) == [(1, "refused", None, 2), (2, "passed", None, 2)]
 
@@ -117,7 +118,7 @@ def test_a_reward_that_comes_with_a_lost_verdict_is_not_recorded(scene: Scene) -
         tx.execute("UPDATE trinity.experience SET worker_id = NULL WHERE id = %s", [lost])
     about = scene.values("SELECT rollout_id FROM trinity.experience ORDER BY id")
     verdicts = [
-        Verdict(row, 2, events=[reward(of, 1.0)]) for row, of in zip((lost, kept), about, strict=True)
+        StepVerdict(row, 2, events=[reward(of, 1.0)]) for row, of in zip((lost, kept), about, strict=True)
     ]
     assert finish_rows(scene, verdicts, SCORE) == {kept}
     assert scene.rows("SELECT state, reward FROM trinity.experience ORDER BY id") == [
@@ -142,15 +143,15 @@ def test_a_lost_failure_does_not_count_as_one(scene: Scene) -> None:
 def test_a_verdict_is_given_once(scene: Scene) -> None:
     scene.explore(1)
     ids = claim_rows(scene)
-    assert finish_rows(scene, [Verdict(row, 1) for row in ids]) == set(ids)
-    assert finish_rows(scene, [Verdict(row, 1) for row in ids]) == set()
+    assert finish_rows(scene, [StepVerdict(row, 1) for row in ids]) == set(ids)
+    assert finish_rows(scene, [StepVerdict(row, 1) for row in ids]) == set()
     assert scene.value("SELECT count(*) FROM trinity.processing") == 2
 
 
 def test_a_row_that_fails_is_tried_again_and_buried_at_the_last_attempt_with_its_error(scene: Scene) -> None:
     scene.explore(1)
     bad, good = claim_rows(scene)
-    finish_rows(scene, [fail(bad, 1, "first"), Verdict(good, 1)])
+    finish_rows(scene, [fail(bad, 1, "first"), StepVerdict(good, 1)])
     for attempt, error in ((2, "second"), (3, "third")):
         assert scene.rows(STATES) == [("raw", 1), ("clean", 1)], "the rest go on"
         assert claim_rows(scene) == [bad]
@@ -179,8 +180,8 @@ def test_what_a_processor_drops_keeps_its_reason(scene: Scene) -> None:
     finish_rows(
         scene,
         [
-            Verdict(dropped, 1, Outcome.DROPPED, "too_long", {"tokens": 9}),
-            *(Verdict(row, 1) for row in kept),
+            StepVerdict(dropped, 1, Outcome.DROPPED, "too_long", {"tokens": 9}),
+            *(StepVerdict(row, 1) for row in kept),
         ],
     )
     assert scene.rows(DROPS) == [("clean", "too_long", {"tokens": 9})]
@@ -209,7 +210,7 @@ def test_a_group_keeps_the_transaction_that_made_it_ready(scene: Scene) -> None:
     scene.judge(CLEAN)
     scene.judge(SCORE)
     with scene.database.transaction() as tx:
-        settling.settle_groups(tx, scene.run.id, Rules(2), limit=10)
+        finish_groups.settle_groups(tx, scene.run.id, Rules(2), limit=10)
         current = tx.execute("SELECT pg_current_xact_id()::text::bigint AS xact").fetchone()
     assert current is not None
     groups = "SELECT state, ready_xact FROM trinity.rollout_group ORDER BY id"
@@ -301,7 +302,7 @@ def test_settling_at_the_same_time_counts_each_group_once(scene: Scene) -> None:
     scene.judge(SCORE)
 
     def settle(tx: Transaction) -> int:
-        return settling.settle_groups(tx, scene.run.id, Rules(2), limit=4)
+        return finish_groups.settle_groups(tx, scene.run.id, Rules(2), limit=4)
 
     assert sum(at_once(scene.database, [settle] * 3)) == 6
     assert scene.value("SELECT sum(scored) FROM trinity.task_stat") == 12
@@ -321,7 +322,7 @@ def test_drops_are_counted_by_taskset_length_and_difficulty(scene: Scene) -> Non
     scene.make_ready(1, rewards=(0.0, 0.0, 1.0))  # 3 in 5
     scene.explore(1, rewards=(0.0,))
     dropped = claim_rows(scene)
-    finish_rows(scene, [Verdict(row, 1, Outcome.DROPPED, "empty") for row in dropped])
+    finish_rows(scene, [StepVerdict(row, 1, Outcome.DROPPED, "empty") for row in dropped])
     for step in (1, 2):
         scene.train(step, size=1)
         scene.publish(step, step=step)
@@ -339,7 +340,7 @@ def test_drops_are_counted_by_taskset_length_and_difficulty(scene: Scene) -> Non
 def test_a_group_that_is_dropped_is_not_counted_as_a_row(scene: Scene) -> None:
     scene.explore(1)
     first, second = claim_rows(scene)
-    finish_rows(scene, [Verdict(first, 1, Outcome.DROPPED, "empty"), Verdict(second, 1)])
+    finish_rows(scene, [StepVerdict(first, 1, Outcome.DROPPED, "empty"), StepVerdict(second, 1)])
     scene.judge(SCORE)
     assert scene.settle() == 1
     counted = "SELECT reason, sum(rows), sum(groups), sum(preferences) FROM trinity.drop_view GROUP BY 1"
@@ -374,7 +375,7 @@ def test_a_response_of_which_nothing_is_predicted_is_in_no_pair(scene: Scene) ->
     alone = Payload(
         np.zeros(1, np.int32), np.ones(1, np.bool_), np.zeros(1, np.float32), np.zeros(1, np.int32)
     )
-    worst = replace(rollout(group, 2, "0"), payload=alone)
+    worst = with_step(rollout(group, 2, "0"), payload=alone)
     scene.write([rollout(group, 0, "1"), rollout(group, 1, "0.5"), worst])
     scene.process()
     assert scene.pair() == 1

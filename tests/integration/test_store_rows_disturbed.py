@@ -2,12 +2,20 @@
 
 import pytest
 
-from tests.rows import WAIT_SECONDS, Scene, claim_rows, finish_rows, in_a_thread, reward, wait_until_blocked
+from tests.support.rows import (
+    WAIT_SECONDS,
+    Scene,
+    claim_rows,
+    finish_rows,
+    in_a_thread,
+    reward,
+    wait_until_blocked,
+)
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import processing, rewards, settling
-from trinity_db.store.processing import CLEAN, SCORE, Verdict
-from trinity_db.store.settling import Rules
+from trinity_db.store import finish_groups, processing, rewards
+from trinity_db.store.finish_groups import Rules
+from trinity_db.store.processing import CLEAN, SCORE, StepVerdict
 
 STATES = "SELECT state, count(*) FROM trinity.experience GROUP BY state ORDER BY state"
 DROPS = 'SELECT stage, reason, detail FROM trinity."drop" WHERE experience_id IS NOT NULL ORDER BY id'
@@ -102,7 +110,7 @@ def test_groups_that_wait_do_not_take_the_place_of_others(scene: Scene) -> None:
     scene.judge(SCORE)
     say(scene, *scene.values("SELECT id FROM trinity.rollout ORDER BY id DESC LIMIT 2"))
     with scene.database.transaction() as tx:
-        assert settling.settle_groups(tx, scene.run.id, Rules(2, requires_reward="human"), limit=1) == 1
+        assert finish_groups.settle_groups(tx, scene.run.id, Rules(2, requires_reward="human"), limit=1) == 1
 
 
 def test_a_row_that_is_gone_needs_no_reward(scene: Scene) -> None:
@@ -112,9 +120,9 @@ def test_a_row_that_is_gone_needs_no_reward(scene: Scene) -> None:
     finish_rows(
         scene,
         [
-            Verdict(dropped, 1, Outcome.DROPPED, "empty"),
-            *(Verdict(row, 1) for row in (first, second)),
-            *(Verdict(row, 1, Outcome.DROPPED, "empty") for row in others),
+            StepVerdict(dropped, 1, Outcome.DROPPED, "empty"),
+            *(StepVerdict(row, 1) for row in (first, second)),
+            *(StepVerdict(row, 1, Outcome.DROPPED, "empty") for row in others),
         ],
     )
     scene.judge(SCORE)
@@ -136,8 +144,8 @@ def test_a_row_that_is_gone_needs_no_reward(scene: Scene) -> None:
 def test_a_group_that_is_too_small_waits_for_no_reward(scene: Scene) -> None:
     scene.explore(2)
     dropped, *kept = claim_rows(scene)
-    verdicts = [Verdict(row, 1) for row in kept]
-    finish_rows(scene, [Verdict(dropped, 1, Outcome.DROPPED, "empty"), *verdicts])
+    verdicts = [StepVerdict(row, 1) for row in kept]
+    finish_rows(scene, [StepVerdict(dropped, 1, Outcome.DROPPED, "empty"), *verdicts])
     scene.judge(SCORE)
     assert scene.settle(requires_reward="human") == 1
     assert scene.values("SELECT state FROM trinity.rollout_group ORDER BY id") == ["dropped", "complete"]
@@ -158,7 +166,7 @@ def test_a_reward_that_comes_before_the_lock_is_in_the_statistics_of_the_group(
     lock = "SELECT pg_advisory_xact_lock(1)"
     picks = "WHERE g.run_id = %(run_id)s AND g.state = 'complete'"
     held_up = f"{picks} AND ({lock})::text IS NOT NULL"
-    monkeypatch.setattr(settling, "query", lambda name: query(name).replace(picks, held_up))
+    monkeypatch.setattr(finish_groups, "query", lambda name: query(name).replace(picks, held_up))
     with scene.database.transaction() as tx:
         tx.execute(lock)
         settled = in_a_thread(scene.database, scene.settle)
@@ -185,7 +193,7 @@ def test_a_reward_that_comes_while_the_row_is_scored_does_not_wait_in_a_circle(s
     scene.judge(CLEAN)
     with scene.database.transaction() as tx:
         claimed = processing.claim(tx, SCORE, scene.run.id, scene.processor, 100)
-    verdicts = [Verdict(row["id"], 2, events=[reward(row["rollout_id"], 1.0)]) for row in claimed]
+    verdicts = [StepVerdict(row["id"], 2, events=[reward(row["rollout_id"], 1.0)]) for row in claimed]
     with scene.database.transaction() as tx:
         tx.execute("SELECT id FROM trinity.rollout_group FOR NO KEY UPDATE")
         scorer = in_a_thread(scene.database, lambda: finish_rows(scene, verdicts, SCORE))
@@ -202,7 +210,7 @@ def test_verdicts_in_any_order_lock_rows_in_the_order_of_their_ids(scene: Scene)
     lock = "SELECT id FROM trinity.experience WHERE id = %s FOR NO KEY UPDATE"
 
     def finish_backwards() -> set[int]:
-        return finish_rows(scene, [Verdict(second, 1), Verdict(first, 1)])
+        return finish_rows(scene, [StepVerdict(second, 1), StepVerdict(first, 1)])
 
     with scene.database.transaction() as tx:
         tx.execute(lock, [first])

@@ -4,17 +4,17 @@ from contextlib import closing
 
 import pytest
 
-from tests.rows import WAIT_SECONDS, Scene, at_once, demonstration, import_records
-from trinity_db.database import Transaction
+from tests.support.rows import WAIT_SECONDS, Scene, at_once, demonstration, import_records
 from trinity_db.errors import ConfigError, NotFound
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.states import RunKind, RunState, WorkerRole
-from trinity_db.store import runs
+from trinity_db.store import adoption, runs
 from trinity_db.store.metrics import record_metrics
 
 
 def open_run(scene: Scene, name: str, config: dict[str, object], *data: str) -> runs.Run:
     with scene.database.transaction() as tx:
-        return runs.open_run(tx, name, config, "rows", data, holdout=0.0)
+        return runs.open_run(tx, name, config, "rows", adoption.Sources(data))
 
 
 def test_a_role_that_comes_later_joins_the_run(scene: Scene) -> None:
@@ -40,7 +40,7 @@ def test_a_run_that_was_stored_before_a_key_was_known_is_joined(scene: Scene) ->
     now = {"seed": 1, "workflow": "single_turn"}
     with scene.database.transaction() as tx:
         joined = runs.open_run(
-            tx, "new", now, "groups", (), 0.0, lambda stored: {"workflow": "single_turn", **stored}
+            tx, "new", now, "groups", adoption.Sources(), lambda stored: {"workflow": "single_turn", **stored}
         )
     assert joined.id == first.id
 
@@ -49,7 +49,7 @@ def test_roles_that_come_at_the_same_moment_open_one_run_and_adopt_its_rows_once
     import_records(scene.database, "set", [demonstration(number) for number in range(50)])
 
     def open_it(tx: Transaction) -> int:
-        return runs.open_run(tx, "new", {"seed": 1}, "rows", ["set"], holdout=0.1).id
+        return runs.open_run(tx, "new", {"seed": 1}, "rows", adoption.Sources(["set"], 0.1)).id
 
     assert len(set(at_once(scene.database, [open_it] * 3))) == 1
     assert scene.value("SELECT count(*) FROM trinity.experience") == 100
@@ -89,7 +89,7 @@ def test_a_run_is_finished_once(scene: Scene) -> None:
 
 
 def test_a_run_that_is_gone_is_not_finished(scene: Scene) -> None:
-    with scene.database.transaction() as tx, pytest.raises(NotFound, match=r"has lost run 0.*begins anew"):
+    with scene.database.transaction() as tx, pytest.raises(NotFound, match=r"has lost run 0.*from scratch"):
         runs.is_finished(tx, run_id=0)
 
 

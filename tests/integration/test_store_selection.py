@@ -5,20 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rows import UNLIMITED, Scene, rolled_back, task
+from tests.support.rows import UNLIMITED, Scene, rolled_back, task
+from trinity_db.data.dataset import open_writer
+from trinity_db.data.records.records import Task
 from trinity_db.errors import TrinityError
-from trinity_db.imports.dataset import open_writer
-from trinity_db.imports.records import Task
 from trinity_db.store import groups, runs
-from trinity_db.store.own_select import OwnSelect
-from trinity_db.store.selection import Selection
+from trinity_db.store.selection import TaskSelection
+from trinity_db.store.user_query import OwnSelect
 
 
-def shuffled(scene: Scene) -> Selection:
+def shuffled(scene: Scene) -> TaskSelection:
     return replace(scene.selection, walk="shuffled")
 
 
-def issue(scene: Scene, limit: int, selection: Selection) -> list[str]:
+def issue(scene: Scene, limit: int, selection: TaskSelection) -> list[str]:
     """The prompts of the next groups."""
     return [group.task["prompt"] for group in scene.claim(limit, selection=selection)]
 
@@ -43,7 +43,8 @@ def test_a_claim_goes_on_in_the_next_pass_where_this_one_ends(scene: Scene) -> N
 def test_a_claim_that_is_undone_moves_no_place(scene: Scene) -> None:
     first = issue(scene, 3, shuffled(scene))
     with rolled_back(scene.database) as tx:
-        groups.claim(tx, scene.run.id, scene.explorer, 0, UNLIMITED, shuffled(scene), 2, 3)
+        plan = groups.GroupPlan(UNLIMITED, shuffled(scene), 2)
+        groups.claim(tx, scene.run.id, scene.explorer, plan, version=0, limit=3)
     assert sorted(first + issue(scene, 5, shuffled(scene))) == prompts(range(8))
 
 
@@ -61,7 +62,7 @@ def test_tasks_that_are_imported_during_a_pass_come_at_its_end(scene: Scene) -> 
 def test_tasks_that_are_deleted_are_skipped(scene: Scene, walk: str) -> None:
     with scene.database.transaction() as tx:
         tx.execute("DELETE FROM trinity.task WHERE ordinal IN (0, 3, 7)")
-    issued = issue(scene, 10, Selection(scene.selection.weights, 0, walk))  # type: ignore[arg-type]
+    issued = issue(scene, 10, TaskSelection(scene.selection.weights, 0, walk))  # type: ignore[arg-type]
     assert sorted(issued[:5]) == sorted(issued[5:]) == ["task 1", "task 2", "task 4", "task 5", "task 6"]
 
 
@@ -82,7 +83,7 @@ def test_easy_tasks_come_first_and_those_that_say_no_level_last(scene: Scene) ->
     records = [Task({"prompt": name, "level": value}) for name, value in hard.items()]
     open_writer(scene.database, "tasks", "levels")(records)
     with scene.database.transaction() as tx:
-        levels = Selection({runs.find_taskset(tx, "levels"): 1.0}, 0, "easy_to_hard")
+        levels = TaskSelection({runs.find_taskset(tx, "levels"): 1.0}, 0, "easy_to_hard")
     issued = [prompt for limit in (2, 1, 4) for prompt in issue(scene, limit, levels)]
     assert issued == ["five", "two", "one", "four", "three", "five", "two"]
 
@@ -121,7 +122,7 @@ def test_tasks_near_the_target_come_more_often_and_none_never(scene: Scene) -> N
         assert 0 < issued[f"task {ordinal}"] < passes / 5
 
 
-def own(scene: Scene, text: str, seconds: float = 5.0) -> Selection:
+def own(scene: Scene, text: str, seconds: float = 5.0) -> TaskSelection:
     return replace(scene.selection, own=OwnSelect(text, seconds, "explorer.tasks"))
 
 
@@ -145,14 +146,14 @@ def test_a_select_of_the_users_says_which_tasks_come(scene: Scene) -> None:
     ("text", "message"),
     [
         ("SELECT name FROM tasks", "the SELECT fails: relation \"tasks\" does not exist"),
-        ("SELECT key FROM trinity.task", "must yield ids of tasks, one whole number a row, and yields"),
-        ("SELECT id, id FROM trinity.task", "must yield ids of tasks"),
-        ("SELECT true", "must yield ids of tasks"),
+        ("SELECT key FROM trinity.task", "must return ids of tasks, one whole number per row, and returns"),
+        ("SELECT id, id FROM trinity.task", "must return ids of tasks"),
+        ("SELECT true", "must return ids of tasks"),
         ("WITH d AS (DELETE FROM task RETURNING id) SELECT id FROM d", "the SELECT fails: WITH clause"),
         ("SELECT 1) AS c; DELETE FROM task; SELECT 1 FROM (SELECT 1", "cannot insert multiple commands"),
         ("SELECT set_config('transaction_read_only', 'off', false)", "cannot set transaction read-write"),
         ("SELECT 1 WHERE repeat('x', 2000000000) = ''", "the SELECT fails: requested length too large"),
-        ("SELECT -5", "yields -5, which is no task of the run's taskset"),
+        ("SELECT -5", "returns -5, which is not a task of the run's taskset"),
         ("SELECT id FROM trinity.task WHERE key LIKE '%x'", "write %% for a percent sign"),
         ("DELETE FROM trinity.task RETURNING id", "the SELECT fails: syntax error"),
         ("SELECT setval('trinity.task_id_seq', 1)", "cannot execute setval"),

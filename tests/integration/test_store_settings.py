@@ -5,7 +5,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.rows import (
+from tests.support.rows import (
     Scene,
     at_once,
     demonstration,
@@ -14,13 +14,13 @@ from tests.rows import (
     rollout,
     wait_until_blocked,
 )
-from trinity_db.cli import changing
-from trinity_db.configuration import RunConfig
-from trinity_db.database import Database, Transaction
 from trinity_db.errors import ConfigError, LeaseLost
+from trinity_db.postgres.connection import Database, Transaction
+from trinity_db.run.changes import change
+from trinity_db.run.configuration import RunConfig
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import LEASE_SECONDS
-from trinity_db.store import replay, runs, workers
+from trinity_db.store import adoption, replay, runs, workers
+from trinity_db.worker.service import LEASE_SECONDS
 
 SETTINGS = "SELECT config FROM trinity.run_setting WHERE run_id = %s ORDER BY id"
 CHANGES = """
@@ -46,10 +46,9 @@ def join(tx: Transaction, config: RunConfig, asked_for: bool = False) -> runs.Ru
         config.name,
         config.stored(),
         config.algorithm.draws,
-        config.data,
-        config.holdout,
+        adoption.Sources(config.data, config.holdout),
         RunConfig.completed,
-        lambda tx, run, differences: changing.change(tx, run, config, differences, asked_for=asked_for),
+        lambda tx, run, differences: change(tx, run, config, differences, asked_for=asked_for),
     )
 
 
@@ -147,9 +146,11 @@ def test_the_error_says_how_a_run_goes_on_that_began_before_a_default_changed(li
     """As trainer.dtype, which was float32."""
     trained(live)
     go(live)
-    with pytest.raises(ConfigError, match=r"began: --set trainer\.dtype=auto\. For a new run .* --set name="):
+    with pytest.raises(
+        ConfigError, match=r"values: --set trainer\.dtype=auto\. For a new run, .* --set name="
+    ):
         joined(live.database, online(trainer={"dtype": "float32"}), asked_for=True)
-    with pytest.raises(ConfigError, match=r"trainer\.lora\S* may not change: [^.]*\. For a new run"):
+    with pytest.raises(ConfigError, match=r"trainer\.lora\S* may not change: [^.]*\. For a new run,"):
         joined(live.database, online(trainer={"dtype": "auto", "lora": {}}), asked_for=True)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.replays import adopted, differences
-from tests.rows import Scene, demonstration, import_records, preference
+from tests.support.replays import adopted, differences
+from tests.support.rows import Scene, demonstration, import_records, preference
 from trinity_db.schema.states import Draws
 from trinity_db.store import batches, offline
 

@@ -9,14 +9,14 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from tests.rows import WAIT_SECONDS, Scene, at_once, in_a_thread, wait_until_blocked
-from tests.waiting import wait_until
-from trinity_db.database import Database, Transaction, connect
+from tests.support.rows import WAIT_SECONDS, Scene, at_once, in_a_thread, wait_until_blocked
+from tests.support.waiting import wait_until
 from trinity_db.errors import DatabaseUnavailable, LeaseLost
+from trinity_db.postgres.connection import Database, Transaction, connect
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
-from trinity_db.service import LEASE_SECONDS
 from trinity_db.store import processing, workers
+from trinity_db.worker.service import LEASE_SECONDS
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows import Scene
-from tests.waiting import wait_until
+from tests.support.rows import Scene
+from tests.support.waiting import wait_until
 from trinity_db.cli import supervise
 from trinity_db.cli.supervise import Supervisor
-from trinity_db.endings import endings
 from trinity_db.errors import TrinityError
-from trinity_db.process import Process
-from trinity_db.service import GIVES_UP
 from trinity_db.store import runs
+from trinity_db.worker.process import Process
+from trinity_db.worker.service import GIVES_UP
+from trinity_db.worker.signals import endings
 
 LIVES = supervise.QUICK_DEATHS + 1  # the first one is not like another
 
@@ -81,7 +81,7 @@ def test_a_role_that_ends_alike_again_and_again_is_given_up_however_long_it_live
     scene: Scene, tmp_path: Path
 ) -> None:
     role = Mortal(scene, tmp_path, "step 3 has no loss")
-    with pytest.raises(TrinityError, match="train ends again and again: error: step 3 has no loss"):
+    with pytest.raises(TrinityError, match="train keeps failing: error: step 3 has no loss"):
         role.supervise()
     assert role.lives == LIVES
 
@@ -122,7 +122,7 @@ def test_processors_that_fail_to_archive_a_finished_run_are_not_passed_over(
     with scene.database.transaction() as tx:
         runs.finish(tx, scene.run.id)
     role = Mortal(scene, tmp_path, "the archive cannot be written", name="process")
-    with pytest.raises(TrinityError, match="process ends again and again: error: the archive cannot be"):
+    with pytest.raises(TrinityError, match="process keeps failing: error: the archive cannot be"):
         role.supervise()
     assert role.lives == LIVES
 
@@ -164,7 +164,7 @@ def test_the_words_of_a_role_are_its_error_although_another_writes_to_its_log(tm
     silent = Process("train", ["-S", "-c", "pass"], log)
     silent.start()
     wait_until(lambda: not silent.is_alive, "it has ended")
-    assert silent.words == "it said nothing"
+    assert silent.words == "it wrote nothing"
 
 
 def test_a_role_whose_log_was_removed_is_started_again(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_role_whose_log_was_removed_is_started_again(tmp_path: Path) -> None:
     assert role.words == "its log was removed"
     role.start()
     wait_until(lambda: not role.is_alive, "it has ended")
-    assert role.words == "it said nothing"
+    assert role.words == "it wrote nothing"
 
 
 @pytest.mark.usefixtures("terminal")

@@ -13,20 +13,19 @@ from typing import Any
 
 import pytest
 
-from tests.judge_server import WriterServer, writer_server
-from tests.postgres import by_login, execute
-from tests.rows import Scene, rollout, task
-from tests.steps import processors
-from trinity_db.database import Database, connect
+from tests.support.judge_server import WriterServer, writer_server
+from tests.support.postgres import by_login, execute
+from tests.support.rows import Scene, rollout, task
+from tests.support.steps import processors
+from trinity_db.data.dataset import open_writer
+from trinity_db.data.records.records import Task
 from trinity_db.errors import ConfigError
-from trinity_db.imports import known_prompts
-from trinity_db.imports.dataset import open_writer
-from trinity_db.imports.records import Task
-from trinity_db.privileges import make_login, open_to_roles
-from trinity_db.processors import lists
+from trinity_db.postgres.connection import Database, connect
+from trinity_db.postgres.logins import make_login, open_to_roles
 from trinity_db.processors.config import ProcessorsConfig
+from trinity_db.processors.lists import lists
+from trinity_db.processors.lists.step import Context, Response
 from trinity_db.processors.service import Processors
-from trinity_db.processors.step import Context, Response
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import failures, workers
 
@@ -72,7 +71,7 @@ def asking(writer: WriterServer, name: str, **options: Any) -> dict[str, Any]:
 
 def own(folder: Path, code: str) -> str:
     file = folder / "maker.py"
-    file.write_text("from trinity_db.processors.step import Response\n" + code)
+    file.write_text("from trinity_db.processors.lists.step import Response\n" + code)
     return f"{file}:make"
 
 
@@ -196,26 +195,14 @@ def make(id):
 """
 
 
-@pytest.mark.parametrize("are_digested", [True, False])
-def test_a_prompt_that_is_there_is_known_however_and_whenever_it_was_written(
-    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_digested: bool
-) -> None:
+def test_a_prompt_that_is_there_is_known_however_it_was_written(scene: Scene, tmp_path: Path) -> None:
     asked = [{"role": "user", "content": "Wie viele Äpfel?"}]
     there = [Task({"prompt": "Äpfel zählen"}), Task({"messages": asked}), *map(task, range(20, 25))]
     open_writer(scene.database, "tasks", "others")(there)
-    digests = "SELECT prompt_digest FROM trinity.task ORDER BY id"
-    before = scene.values(digests)
-    if not are_digested:  # as an earlier version wrote them
-        scene.values("UPDATE trinity.task SET prompt_digest = NULL WHERE id % 3 > 0 RETURNING 1")
-        monkeypatch.setattr(known_prompts, "CHUNK", 2)
     scene.explore(1)
     run(scene, own(tmp_path, KNOWN), made={"taskset": "others", "per_source": 9})
     assert [payload["prompt"] for payload in scene.values(MADE)] == ["birnen zählen"]
     assert scene.values(REFUSED) == [{"duplicate": 2}]
-    others = "SELECT id FROM trinity.taskset WHERE name = 'others'"
-    known = scene.values(f"SELECT prompt_digest FROM trinity.task WHERE taskset_id = ({others}) ORDER BY id")
-    assert known[:-1] == before[8:]
-    assert None not in known
 
 
 def test_a_loop_cannot_grow_without_end(scene: Scene, tmp_path: Path) -> None:
@@ -246,18 +233,20 @@ def test_a_teachers_answer_becomes_a_row_that_another_run_learns_from(
     assert found == [("task 0", "It is 0.", "distilled", "run")]
 
 
-def test_an_answer_of_a_processor_that_lost_its_group_is_refused(scene: Scene, writer: WriterServer) -> None:
+def test_an_answer_of_a_processor_that_lost_its_group_is_refused(
+    scene: Scene, writer: WriterServer, caplog: pytest.LogCaptureFixture
+) -> None:
     writer.says = {"task 0": ["first", "second"]}
     scene.explore(1)
     slow = role(scene, asking(writer, "rewrite"))
-    while not (slow._synthesizer and slow._synthesizer._sources):
+    while not scene.value("SELECT count(*) FROM trinity.synthesis WHERE worker_id IS NOT NULL"):
         slow.work()
     with scene.database.transaction() as tx:
         workers.stop(tx, scene.processor)
     run(scene, asking(writer, "rewrite"), worker=scene.new_worker(WorkerRole.PROCESS))
     before = scene.values(MADE)
     assert len(before) == 1
-    while slow._synthesizer and slow._synthesizer._sources:
+    while "synthesis: 1 groups were taken over by another worker" not in caplog.text:
         slow.work()
     slow.release()
     assert scene.values(MADE) == before
@@ -267,9 +256,9 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from tests.integration import test_synthesis as t
-from tests.postgres import by_login, execute
-from tests.rows import Scene, rollout
-from trinity_db.database import Database
+from tests.support.postgres import by_login, execute
+from tests.support.rows import Scene, rollout
+from trinity_db.postgres.connection import Database
 from trinity_db.store import runs, synthesis
 from trinity_db.schema.states import WorkerRole
 
@@ -338,7 +327,6 @@ def test_a_login_of_a_processor_may_make_what_it_makes(scene: Scene, tmp_path: P
     with scene.database.transaction() as tx:
         computed = '{"priority": [{"name": "novelty"}]}'
         tx.execute("UPDATE trinity.run SET config = jsonb_set(config, '{processors}', %s)", [computed])
-        tx.execute("UPDATE trinity.task SET prompt_digest = NULL")
     explore(scene, "0")
     try:
         with closing(Database(by_login(url, login))) as bound:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.command_line import CommandLine
-from tests.rows import Scene
+from tests.support.command_line import CommandLine
+from tests.support.rows import Scene
 from trinity_db.errors import ConfigError, MissingExtra, TrinityError
+from trinity_db.insight.sinks.config import MetricsConfig, MlflowConfig, WandbConfig
+from trinity_db.insight.sinks.follow import Follower, sinks_of
+from trinity_db.insight.sinks.tensorboard import STATE_FILE, TensorBoard
 from trinity_db.schema.states import WorkerRole
-from trinity_db.sinks.config import MetricsConfig, MlflowConfig, WandbConfig
-from trinity_db.sinks.follow import Follower, sinks_of
-from trinity_db.sinks.tensorboard import STATE_FILE, TensorBoard
 
 
 def catch_up(scene: Scene, folder: Path) -> int:
@@ -93,7 +93,7 @@ def test_one_process_at_a_time_writes(scene: Scene, tmp_path: Path) -> None:
     scene.record(1, {"loss": 0.5})
     with closing(Follower(scene.database, scene.run, TensorBoard(tmp_path))) as first:
         assert first.catch_up() == 1
-        with pytest.raises(TrinityError, match="another process writes its metrics there"):
+        with pytest.raises(TrinityError, match="another process is writing its metrics there"):
             catch_up(scene, tmp_path)
     assert catch_up(scene, tmp_path) == 0
 
@@ -124,14 +124,14 @@ def test_the_command_fills_a_folder_and_says_how_many_numbers_there_were(
     assert run()[0] == 2
     scene.record(2, {"loss": 0.25})
     scene.value("UPDATE trinity.run SET state = 'finished', finished_at = now() RETURNING id")
-    monkeypatch.setattr("trinity_db.sinks.follow.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("trinity_db.insight.sinks.follow.LOOK_SECONDS", 0.0)
     assert run("--tensorboard", str(tmp_path), "--follow") == (0, "")
     assert shown(tmp_path)["train/loss"] == [(1, 0.5), (2, 0.25)]
     assert run("--tensorboard", str(tmp_path), "--follow", "--json")[0] == 2
     with closing(Follower(scene.database, scene.run, TensorBoard(tmp_path))) as other:
         other.catch_up()
         code, printed = run("--tensorboard", str(tmp_path), "--follow")
-    assert str(code).endswith("another process writes its metrics there"), "to follow in vain is an error"
+    assert str(code).endswith("another process is writing its metrics there"), "to follow in vain is an error"
     assert printed == ""
 
 

@@ -2,27 +2,26 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.command_line import CommandLine
-from tests.recipes import recipe
-from tests.rows import Scene, attempt, rollout
-from trinity_db import arrays
-from trinity_db.database import Database
+from tests.support.command_line import CommandLine
+from tests.support.recipes import recipe
+from tests.support.rows import Scene, attempt, rollout, with_step
+from trinity_db.arrays import codec
+from trinity_db.data.exporter import export_rows
+from trinity_db.data.files.readers import open_rows
+from trinity_db.data.importer import import_rows
+from trinity_db.data.records.columns import Columns
+from trinity_db.data.rejects import Summary
 from trinity_db.errors import ConfigError, NotFound
-from trinity_db.imports.columns import Columns
-from trinity_db.imports.exporter import export_rows
-from trinity_db.imports.importer import import_rows
-from trinity_db.imports.readers import open_rows
-from trinity_db.imports.rejects import Summary
-from trinity_db.prompts import ChatRenderer
+from trinity_db.models.chat.prompts import ChatRenderer
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import payloads, runs, workers
+from trinity_db.store import adoption, payloads, runs, workers
 from trinity_db.trainer.rows.encode import encode_adopted
 
 TOKENS = """
@@ -40,6 +39,7 @@ class Tokenizer:
     """No row has text that needs one."""
 
     chat_template: str | None = None
+    eos_token_id: int | None = None
     all_special_tokens: tuple[str, ...] = ()
     added_tokens_decoder: Mapping[int, object] = {}
 
@@ -57,10 +57,10 @@ def tokens(scene: Scene, name: str) -> list[tuple[str, bytes]]:
     """The arrays of a run's rows, to the bit."""
     ids = scene.values(TOKENS, name)
     found = payloads.read(scene.database, ids)
-    return [(arrays.CODEC, arrays.encode(found[id])) for id in ids]
+    return [(codec.CODEC, codec.encode(found[id])) for id in ids]
 
 
-def interleaved(mask: list[int]) -> arrays.Payload:
+def interleaved(mask: list[int]) -> codec.Payload:
     """An attempt of several turns, with a temperature of its own in one of them."""
     action_mask = np.array(mask, np.bool_)
     trained = int(action_mask.sum())
@@ -68,13 +68,13 @@ def interleaved(mask: list[int]) -> arrays.Payload:
     versions = np.arange(trained, dtype=np.int32) // 2
     temperatures = np.linspace(0.5, 1.5, trained, dtype=np.float32)
     token_ids = np.arange(len(mask), dtype=np.int32)
-    return arrays.Payload(token_ids, action_mask, logprobs, versions, temperatures)
+    return codec.Payload(token_ids, action_mask, logprobs, versions, temperatures)
 
 
 def explore(scene: Scene) -> None:
     """Attempts of one turn, of several turns and steps, one that failed, and one of an evaluation."""
     [one, other] = scene.claim(2)
-    several = replace(rollout(one, 1), payload=interleaved([0, 0, 1, 1, 0, 1, 1, 0, 0]))
+    several = with_step(rollout(one, 1), payload=interleaved([0, 0, 1, 1, 0, 1, 1, 0, 0]))
     scene.write([rollout(one, 0, "1", (0, 1)), several])
     steps = attempt(other, 0, ["1", "0.25"], rewards=[{"score": 1.0, "form": 0.5}, {"score": 0.25}])
     scene.write([steps, rollout(other, 1, error="it fell over")])
@@ -222,7 +222,7 @@ def test_a_run_that_adopts_a_trace_learns_from_its_tokens_and_from_no_text(
     assert joined.logprobs.tobytes() == whole.logprobs.tobytes(), "those of the policy that sampled them"
     assert joined.temperatures is not None
     assert once.versions is not None
-    assert set(once.versions.tolist()) == {arrays.NO_VERSION}, "no policy of this run sampled them"
+    assert set(once.versions.tolist()) == {codec.NO_VERSION}, "no policy of this run sampled them"
     lengths = "SELECT prompt_length, response_length FROM trinity.experience WHERE run_id = %s ORDER BY id"
     assert run.rows(lengths, run.run.id) == [(3, 2), (4, 4), (3, 1), (3, 2)]
 
@@ -232,7 +232,8 @@ def test_a_trace_of_another_model_is_dropped_and_says_so(scene: Scene, tmp_path:
     load(scene, tmp_path / "theirs.jsonl")
     run = imitating(scene, vocabulary=5, length=64)
     said = run.rows("SELECT reason, detail ->> 'error' FROM trinity.\"drop\" WHERE run_id = %s", run.run.id)
-    assert said == [("untokenizable", "The row has token 7, and the model has 5: it is of another model.")]
+    error = "The row has token 7, and the model has 5: it comes from another model."
+    assert said == [("untokenizable", error)]
 
 
 def learned(scene: Scene) -> list[tuple[list[int], list[int]]]:
@@ -256,14 +257,14 @@ def mean_loss(folder: Path, rows: list[tuple[list[int], list[int]]]) -> float:
 
 
 def test_sft_learns_the_masked_tokens_of_traces(scene: Scene, tmp_path: Path) -> None:
-    from tests.bench import Bench, settings, setup_of
+    from tests.support.bench import Bench, settings, setup_of
     from trinity_db.trainer.service import Trainer
 
     bench = Bench(scene, tmp_path / "checkpoints")
     (tmp_path / "theirs.jsonl").write_text(json.dumps(foreign() | {"reward": 1}) + "\n")
     load(scene, tmp_path / "theirs.jsonl")
     with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "learner", {}, "rows", ["traced"], holdout=0.0)
+        run = runs.open_run(tx, "learner", {}, "rows", adoption.Sources(["traced"]))
         worker = workers.register(tx, run, WorkerRole.TRAIN)
     trainer = Trainer(scene.database, run, setup_of(settings(), recipe("sft"), bench.checkpoints))
     trainer.worker_id = worker
@@ -283,7 +284,10 @@ def test_the_commands_take_a_run_out_and_in_again(
     said = command_line("export", scene.run.name, "--as", "traces", "--to", file).output
     assert said == f"2 traces of '{scene.run.name}' written to {file}\n"
     said = command_line("import", file, "--as", "traces", "--name", "back").output
-    assert said == "back: 2 traces added, 0 known already, 0 rejected\n"
+    assert said.startswith(
+        "back: 2 traces added, 0 already known, 0 rejected\n  read: turns, schema_version\n"
+    )
+    assert said.endswith("    trained: 2 of 5 tokens\n")
     assert tokens(scene, "back") == tokens(scene, scene.run.name)
 
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.bench import setup_of
-from tests.recipes import recipe
-from tests.replays import differences
-from tests.rows import Scene, import_records, preference, trajectory
+from tests.support.bench import setup_of
+from tests.support.recipes import recipe
+from tests.support.replays import differences
+from tests.support.rows import Scene, import_records, preference, trajectory
+from trinity_db.data.files.readers import open_rows
+from trinity_db.data.importer import import_rows
+from trinity_db.data.records.columns import Columns
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.imports.columns import Columns
-from trinity_db.imports.importer import import_rows
-from trinity_db.imports.readers import open_rows
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import rewards, runs, workers
+from trinity_db.store import adoption, rewards, runs, workers
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.service import Trainer
 
@@ -51,7 +51,7 @@ def started(
 ) -> Trainer:
     config = {"algorithm": KTO.model_dump(mode="json")}
     with scene.database.transaction() as tx:
-        run = runs.open_run(tx, "kto", config, "labels", data, holdout)
+        run = runs.open_run(tx, "kto", config, "labels", adoption.Sources(data, holdout))
         worker = workers.register(tx, run, WorkerRole.TRAIN)
     setup = setup_of(
         TrainerConfig.model_validate(
@@ -158,6 +158,6 @@ def test_a_reference_that_was_asked_beforehand_does_not_know_what_is_compared(
 ) -> None:
     import_labels(scene, tmp_path)
     with pytest.raises(
-        ConfigError, match=r"reference: label loss 'kto' also scores each prompt .*; leave out precomputed"
+        ConfigError, match=r"reference: label loss 'kto' also scores each prompt .*; remove precomputed"
     ):
         started(scene, tmp_path, "labels", reference="precomputed")

@@ -12,18 +12,17 @@ import pytest
 import torch
 import transformers
 
-from tests.bench import TINY, Bench, settings
-from tests.recipes import recipe
-from tests.rows import Scene
-from trinity_db.config import ModelConfig
-from trinity_db.copies.model import export_model
-from trinity_db.database import Database
+from tests.support.bench import TINY, Bench, settings
+from tests.support.recipes import recipe
+from tests.support.rows import Scene
+from trinity_db.config.shared import ModelConfig
+from trinity_db.data.copies.model import export_model
 from trinity_db.errors import ConfigError, LeaseLost, TrinityError
 from trinity_db.models import folder_digest, load_model, load_tokenizer
 from trinity_db.models.adapter_folder import base_folder, is_adapter
-from trinity_db.prompts import ChatRenderer
+from trinity_db.models.chat.prompts import ChatRenderer
+from trinity_db.postgres.connection import Database
 from trinity_db.store import batches, policies
-from trinity_db.trainer import lead_follow
 from trinity_db.trainer.checkpoints import cadence, checkpoint
 from trinity_db.trainer.checkpoints.folder import OWNER_FILE, Folder, Publication, claim
 from trinity_db.trainer.checkpoints.recovery import Allowed
@@ -31,6 +30,7 @@ from trinity_db.trainer.config import LoraConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner, NonFiniteLoss
 from trinity_db.trainer.learner.value_head import ValueHead, load_head
+from trinity_db.trainer.loop import lead_follow
 from trinity_db.trainer.rows.encode import encode_adopted
 
 pytestmark = pytest.mark.usefixtures("written_at_once")
@@ -643,12 +643,12 @@ def test_a_version_that_is_an_adapter_is_exported_as_a_whole_model(bench: Bench,
         torch.equal(found[name], weight) for name, weight in load_model(adapter, "cpu").state_dict().items()
     )
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "model").get_vocab()
-    with pytest.raises(ConfigError, match=r"has no files of version 7; there are: 0, 1\."):
+    with pytest.raises(ConfigError, match=r"has no files of version 7; available: 0, 1\."):
         export_model(database, name, tmp_path / "none", version=7)
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         export_model(database, name, tmp_path / "model", version=1)
     (adapter / "adapter_model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(TrinityError, match=r"Version 1: its files .* are not those that were published"):
+    with pytest.raises(TrinityError, match=r"Version 1: its files .* differ from the published ones"):
         export_model(database, name, tmp_path / "none", version=1)
     assert not (tmp_path / "none").exists()
 

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import CommandLine
-from tests.explorers import publish
-from tests.postgres import by_login
-from tests.replays import drawn
-from tests.rows import Scene
-from trinity_db.config import ScratchConfig
-from trinity_db.configuration import RunConfig
-from trinity_db.copies.exporter import export_run
-from trinity_db.database import Database
+from tests.support.command_line import CommandLine
+from tests.support.explorers import publish
+from tests.support.postgres import by_login
+from tests.support.replays import drawn
+from tests.support.rows import Scene
+from tests.unit.test_reward_model import build as build_reward_model
+from trinity_db.config.shared import ScratchConfig
+from trinity_db.data.copies.exporter import export_run
 from trinity_db.explorer.environments.adapters.verifiers_task import VerifiersTask
 from trinity_db.models import build_scratch
+from trinity_db.postgres.connection import Database
+from trinity_db.run.configuration import RunConfig
 from trinity_db.trainer.config import SqlConfig
-from trinity_db.trainer.sampling import sampler_of
+from trinity_db.trainer.loop.sampling import sampler_of
 
 SCRATCH = {"scratch": {"alphabet": "01", "hidden_size": 16, "layers": 1, "heads": 2, "context": 16}}
 TRAP = """
@@ -154,6 +155,19 @@ def test_a_stored_step_names_no_file_address_or_variable(
         assert key in command_line(*command).complaint
 
 
+def test_a_stored_model_is_no_reason_to_load_a_reward_model(
+    scene: Scene, command_line: CommandLine, tmp_path: Path
+) -> None:
+    folder = build_reward_model(tmp_path / "private", seed=0)
+    publish(scene.beside("taste"), 0, folder)
+    content = content_of("x") | {"algorithm": "grpo", "sampler": "fifo", "trainer": {"steps": 1}}
+    content |= {"explorer": {}, "processors": {"score": [{"name": "reward_model", "run": "taste"}]}}
+    content["model"] = {"path": str(folder)}
+    scene.beside("lured", RunConfig.model_validate(content).stored())
+    done = command_line("rescore", "lured", "--dry-run")
+    assert f"names {folder} as the folder of version 0" in done.complaint
+
+
 def test_a_stored_chat_template_is_not_read(scene: Scene, command_line: CommandLine, tmp_path: Path) -> None:
     private = tmp_path / "credentials"
     private.write_text("secret")
@@ -201,9 +215,9 @@ def test_a_task_chooses_among_the_modules_that_the_configuration_names() -> None
     environment = VerifiersTask.__new__(VerifiersTask)  # without the package
     environment._tasksets = ["sums"]
     assert [environment._named(column) for column in (None, "sums")] == ["sums", "sums"]
-    with pytest.raises(ValueError, match="does not name"):
+    with pytest.raises(ValueError, match="does not list"):
         environment._named("os")
     environment._tasksets = ["sums", "words"]
     assert environment._named("words") == "words"
-    with pytest.raises(ValueError, match="does not name"):
+    with pytest.raises(ValueError, match="does not list"):
         environment._named(None)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from trinity_db.models import folder_digest
-from trinity_db.trainer.checkpoints.patience import Patience
+from trinity_db.trainer.checkpoints.retrying_bucket import Patience
 from trinity_db.trainer.checkpoints.uploads import Uploads
 from trinity_db.weights import cache, manifest
 from trinity_db.weights.bucket import Bucket

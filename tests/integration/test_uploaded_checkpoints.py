@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.bench import Bench
-from tests.object_store import ObjectStore, on_each_server
-from tests.rows import Scene
-from tests.waiting import wait_until
-from trinity_db.config import ModelConfig
+from tests.support.bench import Bench
+from tests.support.object_store import ObjectStore, on_each_server
+from tests.support.rows import Scene
+from tests.support.waiting import wait_until
+from trinity_db.config.shared import ModelConfig
 from trinity_db.errors import TrinityError
 from trinity_db.models import folder_digest
 from trinity_db.store import policies
-from trinity_db.trainer.checkpoints import fetched, patience, run_files
+from trinity_db.trainer.checkpoints import fetched, retrying_bucket, run_files
 from trinity_db.trainer.checkpoints.uploads import Checkpoints
 from trinity_db.trainer.config import LoraConfig
 from trinity_db.trainer.service import Trainer
@@ -198,8 +198,8 @@ def test_an_object_store_that_is_away_withdraws_nothing(
 ) -> None:
     trained(bench, 1)
     move_to_another_machine(bench, monkeypatch)
-    monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
-    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(retrying_bucket, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(retrying_bucket, "PAUSE_SECONDS", 0.0)
     bench.weights = None  # so that it is asked for the checkpoint alone
     objects.go_away()
     with pytest.raises(TrinityError, match=r"the object store fails: .* start again"):
@@ -300,7 +300,7 @@ def test_a_trainer_that_is_to_stop_gives_up_an_object_store_that_is_away(
     worked(trainer, 2)
     objects.go_away()
     trainer._publisher.publish()
-    wait_until(lambda: "Trying again" in caplog.text, "the first failure")
+    wait_until(lambda: "Retrying" in caplog.text, "the first failure")
     trainer.stop()
     begun = time.monotonic()
     trainer.release()
@@ -319,7 +319,7 @@ def test_a_trainer_that_is_to_stop_gives_up_an_object_store_that_is_away(
 def test_a_trainer_that_is_to_stop_gives_up_an_object_store_that_hangs(
     bench: Bench, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(patience, "STOP_SECONDS", 1.0)
+    monkeypatch.setattr(retrying_bucket, "STOP_SECONDS", 1.0)
     trainer = bench.trainer(publish_every=2)
     trainer.start()
     worked(trainer, 2)
@@ -346,7 +346,7 @@ def test_an_upload_that_takes_long_ends_soon_after_a_stop(
     trainer = bench.trainer(publish_every=2)
     trainer.start()
     worked(trainer, 2)
-    monkeypatch.setattr(patience, "STOP_SECONDS", -1.0)
+    monkeypatch.setattr(retrying_bucket, "STOP_SECONDS", -1.0)
     trainer.stop()
     trainer.release()
     assert bench.rows(VERSIONS)[-1] == (1, 2, False, False)

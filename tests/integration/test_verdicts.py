@@ -14,17 +14,17 @@ import numpy as np
 import psycopg
 import pytest
 
-from tests.postgres import by_login, execute
-from tests.replays import difference
-from tests.rows import Scene, at_once, import_records, trajectory
-from trinity_db.database import Database, Transaction, connect
+from tests.support.postgres import by_login, execute
+from tests.support.replays import difference
+from tests.support.rows import Scene, at_once, import_records, trajectory
 from trinity_db.errors import ConfigError, LeaseLost, NotFound, TrinityError
-from trinity_db.privileges import make_login, open_to_roles
+from trinity_db.postgres.connection import Database, Transaction, connect
+from trinity_db.postgres.logins import make_login, open_to_roles
 from trinity_db.schema.states import LabelState
-from trinity_db.store import offline, reviews, rewards, runs, settling, verdicts
+from trinity_db.store import finish_groups, offline, reviews, rewards, runs, verdicts
+from trinity_db.store.finish_groups import Rules
 from trinity_db.store.reviews import Question
-from trinity_db.store.settling import Rules
-from trinity_db.store.verdicts import Claim, Verdict
+from trinity_db.store.verdicts import PersonVerdict, ReviewClaim
 
 LABELLER = f"labels_{os.getpid()}"
 REWARDS = "SELECT reward FROM trinity.experience WHERE run_id = %s ORDER BY id"
@@ -49,11 +49,11 @@ class People:
         of_run = "SELECT id FROM trinity.experience WHERE run_id = %s ORDER BY id"
         return self.scene.values(of_run, self.scene.run.id)
 
-    def claim(self, author: str, seconds: float = 60) -> Claim | None:
+    def claim(self, author: str, seconds: float = 60) -> ReviewClaim | None:
         with self.scene.database.transaction() as tx:
             return verdicts.claim(tx, self.scene.run.id, author, self.pairs, seconds)
 
-    def say(self, author: str, *values: int | None) -> list[Claim]:
+    def say(self, author: str, *values: int | None) -> list[ReviewClaim]:
         """Judge what comes next; None: discard it."""
         claims = []
         for value in values:
@@ -67,16 +67,16 @@ class People:
             claims.append(claim)
         return claims
 
-    def undo(self, author: str) -> Claim | None:
+    def undo(self, author: str) -> ReviewClaim | None:
         with self.scene.database.transaction() as tx:
             last = verdicts.last_decided(tx, self.scene.run.id, author, self.pairs)
             return None if last is None else verdicts.undo(tx, last, author)
 
-    def decide(self, claim: Claim, author: str, value: int) -> None:
+    def decide(self, claim: ReviewClaim, author: str, value: int) -> None:
         with self.scene.database.transaction() as tx:
             verdicts.submit(tx, claim, author, value)
 
-    def end(self, claim: Claim) -> None:
+    def end(self, claim: ReviewClaim) -> None:
         """Let a claim end, as when its holder is gone."""
         with self.scene.database.transaction() as tx:
             tx.execute(
@@ -172,7 +172,7 @@ def test_an_interrupt_amid_a_statement_leaves_a_database_that_works(
 def test_labellers_at_once_never_get_the_same_claim(scene: Scene, people: People) -> None:
     scene.make_ready(8)
     people.ask()
-    found: list[Claim | None] = []
+    found: list[ReviewClaim | None] = []
 
     def claim(author: str, tx: Transaction) -> None:
         found.append(verdicts.claim(tx, scene.run.id, author, pairs=False))
@@ -334,7 +334,7 @@ def test_after_a_limit_of_time_a_group_goes_on_with_its_verdicts(scene: Scene, w
 
     def settle(seconds: float) -> int:
         with scene.database.transaction() as tx:
-            return settling.settle_groups(
+            return finish_groups.settle_groups(
                 tx, scene.run.id, Rules(2, requires_reward="human", wait_seconds=seconds), 10
             )
 
@@ -360,7 +360,7 @@ def test_a_verdict_stays_once_its_group_is_ready(scene: Scene, waiting: People) 
         waiting.undo("ann")
     [review] = scene.values("SELECT id FROM trinity.review WHERE experience_id = %s", last)
     with pytest.raises(ConfigError, match="keeps its reward"), scene.database.transaction() as tx:
-        verdicts.give(tx, scene.run.id, review, "ann", Verdict(LabelState.DISCARDED))
+        verdicts.give(tx, scene.run.id, review, "ann", PersonVerdict(LabelState.DISCARDED))
     assert waiting.rewards == [1.0, 0.0, 1.0]
     assert scene.values("SELECT state FROM trinity.label ORDER BY id") == ["submitted"] * 3
     with scene.database.transaction() as tx:
@@ -393,7 +393,7 @@ def test_an_undo_and_a_settlement_at_once_leave_no_group_without_a_reward(
         verdicts.undo(tx, last, "ann")
 
     def settle(tx: Transaction) -> None:
-        settling.settle_groups(tx, scene.run.id, Rules(2, requires_reward="human"), 10)
+        finish_groups.settle_groups(tx, scene.run.id, Rules(2, requires_reward="human"), 10)
 
     with contextlib.suppress(ConfigError):
         at_once(scene.database, [settle, undo])
@@ -558,11 +558,11 @@ def test_verdicts_from_elsewhere_count_once(scene: Scene, people: People) -> Non
     people.ask(Question(verdicts=2), ids=people.rows()[:1])
     review = scene.value("SELECT id FROM trinity.review")
 
-    def give(author: str, verdict: Verdict, review_id: int = review) -> str:
+    def give(author: str, verdict: PersonVerdict, review_id: int = review) -> str:
         with scene.database.transaction() as tx:
             return verdicts.give(tx, scene.run.id, review_id, author, verdict)
 
-    good, bad = (Verdict(LabelState.SUBMITTED, value, 3.0) for value in (1, 0))
+    good, bad = (PersonVerdict(LabelState.SUBMITTED, value, 3.0) for value in (1, 0))
     assert [give("ann", good), give("ann", good), give("ann", bad), give("bob", good)] == [
         "new",
         "known",
@@ -598,7 +598,8 @@ def test_a_labeller_s_login_may_do_all_of_it_and_no_more(labeller: Scene, waitin
         assert verdicts.renew(tx, [back])
         verdicts.release(tx, back)
         assert (
-            verdicts.give(tx, labeller.run.id, back.review_id, "bob", Verdict(LabelState.DISCARDED)) == "new"
+            verdicts.give(tx, labeller.run.id, back.review_id, "bob", PersonVerdict(LabelState.DISCARDED))
+            == "new"
         )
     with waiting.scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.experience SET state = 'ready'")
@@ -630,7 +631,11 @@ def test_agreement_is_krippendorff_s_alpha(scene: Scene, seed: int) -> None:
         for (person, row), value in np.ndenumerate(said):
             if not np.isnan(value):
                 verdicts.give(
-                    tx, scene.run.id, ids[row], f"person {person}", Verdict(LabelState.SUBMITTED, int(value))
+                    tx,
+                    scene.run.id,
+                    ids[row],
+                    f"person {person}",
+                    PersonVerdict(LabelState.SUBMITTED, int(value)),
                 )
     [found] = scene.rows(
         "SELECT reviews, verdicts, alpha_nominal, alpha_interval FROM trinity.verdict_agreement_view"

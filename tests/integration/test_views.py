@@ -7,10 +7,10 @@ from decimal import Decimal
 
 from psycopg.types.json import Jsonb
 
-from tests.postgres import new_database
-from tests.replays import adopted
-from tests.rows import Scene, demonstration, import_records, preference
-from trinity_db.database import Database
+from tests.support.postgres import new_database
+from tests.support.replays import adopted
+from tests.support.rows import Scene, demonstration, import_records, preference
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import runs, workers
 
@@ -63,7 +63,7 @@ def test_the_status_of_a_run_follows_from_sign_offs_and_heartbeats(server: str, 
     }
     with new_database(server, template) as url, closing(Database(url)) as database:
         with database.transaction() as tx:
-            run = runs.open_run(tx, "run", {}, "groups", (), holdout=0.0)
+            run = runs.open_run(tx, "run", {}, "groups")
             for role in WorkerRole:
                 workers.register(tx, run, role)
         for changes, expected in cases.items():

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.rows import Scene
+from tests.support.rows import Scene
+from trinity_db.insight.sinks.config import MlflowConfig, WandbConfig
+from trinity_db.insight.sinks.follow import Follower
+from trinity_db.insight.sinks.mlflow import MAX_METRICS, Mlflow
+from trinity_db.insight.sinks.sink import Sink
+from trinity_db.insight.sinks.wandb import Wandb
 from trinity_db.schema.states import WorkerRole
-from trinity_db.sinks.config import MlflowConfig, WandbConfig
-from trinity_db.sinks.follow import Follower
-from trinity_db.sinks.mlflow import MAX_METRICS, Mlflow
-from trinity_db.sinks.sink import Sink
-from trinity_db.sinks.wandb import Wandb
 
 pytestmark = pytest.mark.filterwarnings("default")  # other people's
 

@@ -18,21 +18,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.command_line import CommandLine
-from tests.explorers import Explorers, publish, stored
-from tests.object_store import ObjectStore, new_object_store, on_each_server
-from tests.rows import Scene
-from tests.waiting import wait_until
+from tests.support.command_line import CommandLine
+from tests.support.explorers import Explorers, publish, stored
+from tests.support.object_store import ObjectStore, new_object_store, on_each_server
+from tests.support.rows import Scene
+from tests.support.waiting import wait_until
+from trinity_db.config.base import home
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.explorer import staging
-from trinity_db.explorer.policy import Policy
+from trinity_db.explorer.attempt.policy import Policy
+from trinity_db.explorer.loop import staging
 from trinity_db.explorer.service import Explorer
 from trinity_db.models import folder_digest
 from trinity_db.models.adapter_folder import Base, base_folder
-from trinity_db.settings import home
 from trinity_db.store import instances, policies
-from trinity_db.trainer.checkpoints import patience, run_files, run_objects, uploads
-from trinity_db.trainer.checkpoints.patience import Patience
+from trinity_db.trainer.checkpoints import retrying_bucket, run_files, run_objects, uploads
+from trinity_db.trainer.checkpoints.retrying_bucket import Patience
 from trinity_db.trainer.checkpoints.uploads import Uploads, Versions
 from trinity_db.weights import cache, fetching, manifest
 from trinity_db.weights.bucket import Bucket, Refused, Unreachable
@@ -160,7 +160,7 @@ def test_a_broken_chain_is_never_loaded(objects: ObjectStore, versions: Path, da
             bucket.put(weights, bytes(content[:-1]))
         case "manifest":
             bucket.put(f"{name}/manifest.json", b'{"format": "trinity-db weights 1", "files": [{}]}')
-    with pytest.raises(manifest.Broken):
+    with pytest.raises(manifest.BrokenUpload):
         cache.fetch(address, digest)
     assert cached() == []
     assert list(home().glob("weights/*/*.tmp")) == []
@@ -232,7 +232,7 @@ def written(*files: Mapping[str, Any], **changed: Any) -> bytes:
 def refused(objects: ObjectStore, content: bytes) -> None:
     bucket = Bucket(f"{objects.address}/run-1")
     bucket.put("version-000001-00000000/manifest.json", content)
-    with pytest.raises(manifest.Broken, match="is no manifest"):
+    with pytest.raises(manifest.BrokenUpload, match="is not a manifest"):
         cache.fetch(f"{bucket.url}/version-000001-00000000", "digest")
 
 
@@ -283,7 +283,7 @@ def test_adapters_that_name_one_another_are_refused(base: int, objects: ObjectSt
     names = [f"version-{number:06d}-00000000" for number in (1, 2)]
     for name, other in zip(names, (names[base - 1], names[0]), strict=True):
         bucket.put(f"{name}/manifest.json", written(FILE | {"stored": 1}, adapter_on=other))
-    with pytest.raises(manifest.Broken, match="is an adapter on another adapter"):
+    with pytest.raises(manifest.BrokenUpload, match="is an adapter on another adapter"):
         cache.fetch(f"{bucket.url}/{names[0]}", "digest")
 
 
@@ -294,7 +294,7 @@ def test_an_object_that_is_too_large_is_not_read(
     monkeypatch.setattr(manifest, "MAX_BYTES", 100)
     bucket = Bucket(f"{objects.address}/run-1")
     bucket.put("version-000001-00000000/manifest.json", b" " * 101)
-    with pytest.raises(manifest.Broken, match="has 101 bytes; at most 100 are read"):
+    with pytest.raises(manifest.BrokenUpload, match="has 101 bytes; at most 100 are read"):
         manifest.read(bucket, "version-000001-00000000")
 
 
@@ -350,12 +350,12 @@ def test_an_adapter_brings_the_model_that_it_lies_on(objects: ObjectStore, versi
 def test_an_object_store_that_comes_back_gets_the_version(
     objects: ObjectStore, versions: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(retrying_bucket, "PAUSE_SECONDS", 0.1)
     to, found = opened(objects), list[tuple[str, str]]()
     objects.go_away()
     thread = threading.Thread(target=lambda: found.extend(uploaded(to, versions, 0)))
     thread.start()
-    wait_until(lambda: "Trying again" in caplog.text, "the first failure")
+    wait_until(lambda: "Retrying" in caplog.text, "the first failure")
     objects.come_back()
     thread.join()
     assert folder_digest.digest(cache.fetch(*found[0])) == found[0][1]
@@ -365,8 +365,8 @@ def test_an_object_store_that_comes_back_gets_the_version(
 def test_an_object_store_that_stays_away_ends_the_upload(
     objects: ObjectStore, versions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
-    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(retrying_bucket, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(retrying_bucket, "PAUSE_SECONDS", 0.0)
     to = opened(objects)
     objects.go_away()
     with pytest.raises(TrinityError, match=r"the object store fails: .* start again") as raised:
@@ -401,7 +401,7 @@ def test_credentials_that_are_refused_are_named_at_once(refusing: ObjectStore) -
     [
         ("s3://no-such-bucket/versions", "there is no such bucket"),
         ("s3://me:secret@weights/versions", "the address holds a password or a key"),
-        ("/shared/folder", "is no address of an object store"),
+        ("/shared/folder", "is not the address of an object store"),
         ("foo://weights", "foo://weights"),
     ],
 )
@@ -605,7 +605,7 @@ def test_objects_that_are_whole_are_not_uploaded_again(
         run_objects.upload_broken(apart)
     assert objects.names() == before
     assert stored(scene, "SELECT weights FROM trinity.policy_version WHERE version = 1") == [(address,)]
-    assert caplog.text.count("they are whole") == 1
+    assert caplog.text.count("they are intact") == 1
     assert caplog.text.count("version 1 cannot be fetched yet") == 1
     assert not list(apart.folder.path.glob("*.tmp*"))
     worked(role, lambda: used(scene) == {1}, "it samples once its disk is mended")
@@ -686,8 +686,8 @@ def test_a_run_stays_while_its_object_store_is_away(
     objects.go_away()
     refused = command_line("delete", scene.run.name, "--yes")
     said = str(refused.code)
-    assert f"error: '{scene.run.name}' stays, since its objects would: s3://" in said
-    assert said.endswith("Delete it once the object store answers.")
+    assert f"error: '{scene.run.name}' is kept, because its objects would remain: s3://" in said
+    assert said.endswith("Retry when the store answers.")
     assert apart.folder.path.is_dir()
     assert stored(scene, "SELECT count(*) FROM trinity.policy_version WHERE weights IS NOT NULL") == [(1,)]
     assert stored(scene, "SELECT deleting_at FROM trinity.run") == [(None,)]

@@ -12,15 +12,15 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.recipes import recipe
-from tests.saving import resume, save
-from trinity_db.arrays import Payload
-from trinity_db.config import ScratchConfig
+from tests.support.recipes import recipe
+from tests.support.saving import resume, save
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.base import validate
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import ConfigError, MissingExtra
 from trinity_db.models import build_scratch, folder_digest, load_model, load_tokenizer
 from trinity_db.models.folder_digest import verify
 from trinity_db.models.scratch import scratch_tokenizer
-from trinity_db.settings import validate
 from trinity_db.trainer.config import LoraConfig, TrainerConfig
 from trinity_db.trainer.learner.adapter import Adapter
 from trinity_db.trainer.learner.gathered_columns import Batch
@@ -259,7 +259,7 @@ def test_a_run_that_starts_from_a_checkpoint_lays_its_own_adapter_on_it(start: P
     [
         (
             ["lm_head"],
-            "targets: 'lm_head' is the output embedding, which cannot have an adapter; leave it out",
+            "targets: 'lm_head' is the output embedding, which cannot have an adapter; remove it",
         ),
         (["q_porj"], "targets: Qwen2ForCausalLM has no linear layer 'q_porj'; did you mean 'q_proj'"),
         (["embed_tokens"], "no linear layer 'embed_tokens'; known: down_proj, gate_proj, k_proj"),

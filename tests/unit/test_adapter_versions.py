@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.saving import resume, save
+from tests.support.saving import resume, save
 from tests.unit.test_adapter import LORA, batch, experts, learner, logits
-from trinity_db.config import ModelConfig, ScratchConfig
+from trinity_db.config.shared import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines import transformers_engine
 from trinity_db.explorer.engines.dialects import VLLM
@@ -180,7 +180,7 @@ def test_the_engine_reads_the_base_once_and_each_adapter_onto_it(
         return load_model(path, device)
 
     monkeypatch.setattr(transformers_engine, "load_model", counted)
-    monkeypatch.setattr("trinity_db.models.lora.load_model", counted)
+    monkeypatch.setattr("trinity_db.models.loading.load_model", counted)
     start = run / "version-000000"
     # Back and forth, since evaluations are pinned to versions.
     for version in (0, 1, 2, 1):
@@ -283,7 +283,7 @@ def test_matrices_that_are_missing_unknown_or_of_another_shape_are_refused(
     before = logits(resumed.policy.model)
     adapter = resumed.policy.adapter
     assert adapter is not None
-    message = r"v2\S+: is not of this run's adapter: 1 matrices are missing.*lora_A\.weight; restore it"
+    message = r"v2\S+: does not fit this run's adapter: 1 matrices are missing.*lora_A\.weight; restore it"
     with pytest.raises(ConfigError, match=message):
         adapter.load(tmp_path / "v2")
     assert torch.equal(logits(resumed.policy.model), before)

@@ -5,8 +5,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from trinity_db import address, backup, database
 from trinity_db.errors import TrinityError
+from trinity_db.postgres import address, backup, connection
 
 # Each with pieces of a password that must not be seen. "Port 1" is closed on every machine.
 FORMS: dict[str, tuple[str, ...]] = {
@@ -68,9 +68,9 @@ FORMS: dict[str, tuple[str, ...]] = {
 def test_no_error_shows_a_password(
     given: str, secrets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "CONNECT_SECONDS", 2)
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 2)
     with pytest.raises(TrinityError) as caught:
-        database.connect(given)
+        connection.connect(given)
     said = [str(caught.value), address.shown(given)]
     assert [secret for secret in secrets if any(secret in text for text in said)] == []
     assert caught.value.__cause__ is None, "a traceback would print what libpq said"
@@ -110,7 +110,7 @@ def test_what_libpq_keeps_to_itself_is_a_secret() -> None:
 
 def test_a_malformed_address_says_how_to_write_it() -> None:
     with pytest.raises(TrinityError, match=r"invalid percent-encoded token: .*write @ .* as %40"):
-        database.connect("postgresql://me:100%zz@h/x")
+        connection.connect("postgresql://me:100%zz@h/x")
 
 
 def test_what_a_server_says_of_a_clear_address_is_kept() -> None:

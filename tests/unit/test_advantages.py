@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from trinity_db.trainer.parts.advantages import (
+from trinity_db.trainer.recipes.parts.advantages import (
     Floats,
     asymre,
     group,

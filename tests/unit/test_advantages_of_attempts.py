@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trinity_db.trainer.parts.advantages import (
+from trinity_db.trainer.recipes.parts.advantages import (
     Floats,
     gigpo,
     group,

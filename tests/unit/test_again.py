@@ -2,7 +2,7 @@
 
 import pytest
 
-from trinity_db.cli.again import _without_allowed_once
+from trinity_db.run.restart_command import _without_allowed_once
 
 PROGRAM = ["-m", "trinity_db", "train", "run.yaml"]
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from trinity_db.trainer.parts.aggregation import (
+from trinity_db.trainer.recipes.parts.aggregation import (
     seq_mean_token_mean,
     seq_mean_token_sum,
     seq_mean_token_sum_norm,
     token_mean,
 )
-from trinity_db.trainer.parts.totals import Totals
+from trinity_db.trainer.recipes.parts.totals import Totals
 
 AGGREGATIONS = [
     token_mean,

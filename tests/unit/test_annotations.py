@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trinity_db.cli.label_screen import inert
+from trinity_db.data import annotations
 from trinity_db.errors import ImportFileError
-from trinity_db.imports import annotations
 from trinity_db.schema.states import LabelState
 
 ROW = {
@@ -61,12 +61,12 @@ RECORD: dict[str, Any] = {
     "_server_id": None,
 }
 
-Read = Callable[..., list[annotations.Given]]
+Read = Callable[..., list[annotations.FileVerdict]]
 
 
 @pytest.fixture
 def read(tmp_path: Path) -> Read:
-    def read(*entries: Any) -> list[annotations.Given]:
+    def read(*entries: Any) -> list[annotations.FileVerdict]:
         file = tmp_path / "said.json"
         file.write_text(json.dumps(list(entries)))
         return annotations.read(file)
@@ -157,16 +157,16 @@ def test_a_terminal_gets_an_export_that_it_only_shows() -> None:
     ("entry", "says"),
     [
         ({"text": "x"}, "entry 0 has no 'annotations'"),
-        (task(choices=["great"]), "task 0, annotation 0 says 'great'; take good, bad or a whole grade"),
-        (task(choices=["A"]), "says 'A'"),
-        (task(rating=2.5), "says 2.5"),
+        (task(choices=["great"]), "annotation 0 has the verdict 'great'; take good, bad or a whole"),
+        (task(choices=["A"]), "has the verdict 'A'"),
+        (task(rating=2.5), "has the verdict 2.5"),
         (task(), "has 0 verdicts in place of one"),
         (task(choices=["good", "bad"]), "has 2 verdicts in place of one"),
-        (task(number=10**400), "task 0, annotation 0 says 1000"),
-        (task(by=None, choices=["good"]), "does not say who completed it"),
-        (task(by=True, choices=["good"]), "does not say who completed it"),
+        (task(number=10**400), "task 0, annotation 0 has the verdict 1000"),
+        (task(by=None, choices=["good"]), "does not name its annotator (completed_by)"),
+        (task(by=True, choices=["good"]), "does not name its annotator (completed_by)"),
         (task(order="other", choices=["A"]), "has the order 'other'"),
-        ({"data": {}, "annotations": []}, "does not say which review it is"),
+        ({"data": {}, "annotations": []}, "does not name its review"),
         ({"metadata": {"review": 7}, "responses": {"a": [], "b": []}}, "responses to 2 questions"),
     ],
 )

@@ -1,7 +1,6 @@
 """Payloads survive their bytes; damaged bytes are refused."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -10,8 +9,7 @@ import pytest
 from hypothesis import given
 from numpy.typing import NDArray
 
-from trinity_db import wide_arrays
-from trinity_db.arrays import CODEC, Payload, decode, decode_scores, encode, encode_scores
+from trinity_db.arrays.codec import CODEC, Payload, decode, decode_scores, encode, encode_scores
 
 
 @st.composite
@@ -77,52 +75,6 @@ def test_any_other_bytes_are_a_payload_or_refused(data: bytes, num_tokens: int) 
 def test_the_layout_is_the_documented_one() -> None:
     plain = Payload(np.array([1, 258], np.int32), np.array([False, True]))
     assert encode(plain) == bytes.fromhex("00 02 0100 0201 40")
-    sampled = replace(plain, logprobs=np.array([-0.5], np.float32), versions=np.array([7], np.int32))
-    run_of_7 = "01000000 01000000 07000000"
-    assert encode(sampled) == bytes.fromhex("01 02 0100 0201 40 000000bf" + run_of_7)
-    tempered = replace(sampled, temperatures=np.array([0.5], np.float32))
-    run_of_a_half = "01000000 01000000 0000003f"
-    assert encode(tempered) == b"\3" + encode(sampled)[1:] + bytes.fromhex(run_of_a_half)
-    routed = replace(sampled, routing=np.array([[[3, 258]]], np.uint16))
-    routing = "01000000 01000000 02000000 02000000 0300 0201"
-    assert encode(routed) == b"\5" + encode(sampled)[1:] + bytes.fromhex(routing)
-    both = replace(routed, temperatures=tempered.temperatures)
-    assert encode(both) == b"\7" + encode(tempered)[1:] + bytes.fromhex(routing)
-
-
-@pytest.mark.parametrize(
-    ("largest", "width"), [(0, 1), (255, 1), (256, 2), (65_535, 2), (151_642, 3), (2**24, 4), (-1, 4)]
-)
-def test_token_ids_take_as_many_bytes_as_the_largest_one(largest: int, width: int) -> None:
-    payload = Payload(np.array([0, largest, 0], np.int32), np.zeros(3, np.bool_))
-    assert len(encode(payload)) == 2 + 3 * width + 1
-    same(payload, decode(CODEC, encode(payload), 3))
-
-
-def test_versions_take_bytes_by_their_changes() -> None:
-    versions = np.repeat(np.array([4, 5, 4], np.int32), (300, 1, 699))
-    payload = Payload(np.ones(1000, np.int32), np.ones(1000, np.bool_), np.zeros(1000, np.float32), versions)
-    assert len(encode(payload)) == 2 + 1000 + 125 + 4000 + 4 + 3 * 8
-    same(payload, decode(CODEC, encode(payload), 1000))
-
-
-def test_rows_of_earlier_layouts_are_read() -> None:
-    plain = Payload(np.array([1, 258], np.int32), np.array([False, True]))
-    sampled = replace(plain, logprobs=np.array([-0.5], np.float32), versions=np.array([7], np.int32))
-    tempered = replace(sampled, temperatures=np.array([0.5], np.float32))
-    routing = np.array([[[3, 258]]], np.uint16)
-    tokens = bytes.fromhex("01000000 02010000 00 01")
-    scores = tokens + bytes.fromhex("000000bf 07000000")
-    sizes = bytes.fromhex("01000000 01000000 02000000 02000000")
-    half, experts = bytes.fromhex("0000003f"), bytes.fromhex("0300 0201")
-    for payload, codec, data in (
-        (plain, "packed-1", tokens),
-        (sampled, "packed-1", scores),
-        (tempered, "packed-2", scores + half),
-        (replace(sampled, routing=routing), "packed-3", scores + bytes(4) + sizes + experts),
-        (replace(tempered, routing=routing), "packed-3", scores + b"\1\0\0\0" + sizes + half + experts),
-    ):
-        same(payload, decode(codec, data, 2))
 
 
 @pytest.mark.parametrize(
@@ -138,15 +90,6 @@ def test_rows_of_earlier_layouts_are_read() -> None:
         (CODEC, bytes([0, 1, 1, 0, 0]), 1, "5 bytes, expected 4"),
         (CODEC, bytes([1, 1, 1, 0x80, *bytes(4), *bytes(4)]), 1, "0 numbers in runs, expected 1"),
         (CODEC, bytes([1, 1, 1, 0x80, *bytes(4), 255, 255, 255, 255]), 1, "too few"),
-        (wide_arrays.PLAIN, bytes(4), 1, "too few"),
-        (wide_arrays.PLAIN, bytes(5), -1, "too few"),
-        (wide_arrays.PLAIN, bytes([0, 0, 0, 0, 2]), 1, "other than 0 and 1"),
-        (wide_arrays.PLAIN, bytes([0, 0, 0, 0, 1, 9]), 1, "expected 0 or 8"),
-        (wide_arrays.PLAIN, bytes(6), 1, "expected 0 or 0"),
-        (wide_arrays.TEMPERED, bytes([0, 0, 0, 0, 1]), 1, "expected 12"),
-        (wide_arrays.ROUTED, bytes([0, 0, 0, 0, 1, *bytes(8)]), 1, "before the size of its routing"),
-        (wide_arrays.ROUTED, bytes([0, 0, 0, 0, 1, *bytes(28)]), 1, "its routing has 0 by 0 by 0 numbers"),
-        (wide_arrays.TEMPERED, bytes([0, 0, 0, 0, 1, *bytes(8)]), 1, "8 bytes follow the mask, expected 12"),
     ],
 )
 def test_damaged_bytes_are_refused(codec: str, data: bytes, num_tokens: int, message: str) -> None:

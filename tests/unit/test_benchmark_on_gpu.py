@@ -1,11 +1,11 @@
-"""What `make gpu` says where it cannot measure, and how its table shows that."""
+"""Messages and the table of `make gpu` for what it cannot measure."""
 
 import pytest
 import torch
 from typer import Typer
 from typer.testing import CliRunner
 
-from benchmarks.gpu import speed, table
+from benchmarks.gpu import measurement, table
 from benchmarks.gpu.__main__ import main
 
 
@@ -21,11 +21,12 @@ def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_was_not_measured_is_no_number_in_the_table() -> None:
     rows = [
-        speed.Row("7b", "grpo, all weights", "trinity-db", {"tokens/s": 1234.0}),
-        speed.Row("7b", "grpo, all weights", "TRL", note=speed.OUT_OF_MEMORY),
+        measurement.Row("7b", "grpo, all weights", "trinity-db", {"tokens/s": 1234.0}, stage="speed"),
+        measurement.Row("7b", "grpo, all weights", "TRL", note=measurement.OUT_OF_MEMORY, stage="speed"),
     ]
     lines = table.markdown({"gpu": "a GPU"}, rows).splitlines()
-    assert lines[2:4] == [
+    assert lines[0] == "## speed"
+    assert lines[4:6] == [
         "| 7b | grpo, all weights | trinity-db | 1,234 |  |",
         "| 7b | grpo, all weights | TRL | – | out of memory |",
     ]
@@ -34,10 +35,10 @@ def test_what_was_not_measured_is_no_number_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("complaint", "said"),
     [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", speed.OUT_OF_MEMORY),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", measurement.OUT_OF_MEMORY),
         ("not installed: run make bench", "not installed: run make bench"),
-        ("Traceback ... ValueError: no", speed.FAILED),
+        ("Traceback ... ValueError: no", measurement.FAILED),
     ],
 )
 def test_a_measurement_that_failed_says_why(complaint: str, said: str) -> None:
-    assert speed.reason_of(complaint) == said
+    assert measurement.reason_of(complaint) == said

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.steps import load, verdicts
-from trinity_db.processors.step import Drop
+from tests.support.steps import load, verdicts
+from trinity_db.processors.lists.step import Drop
 from trinity_db.processors.steps.clean import in_script, not_repetitive
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.command_line import CommandLine
-from trinity_db import cli, opening
-from trinity_db.cli import launch, transfer
+from tests.support.command_line import CommandLine
+from trinity_db import cli
+from trinity_db.cli import transfer
+from trinity_db.data import exporter
 from trinity_db.errors import TrinityError, WrongSelect
-from trinity_db.imports import exporter
-from trinity_db.service import SUPERVISOR
+from trinity_db.postgres import opening
+from trinity_db.run import joining
+from trinity_db.worker.service import SUPERVISOR
 
 RUN_SH = Path(__file__).parents[2] / "configs/gsm8k/run.sh"
 PASTED = 74  # characters: a longer example line would be broken in an 80 column help
@@ -136,8 +138,8 @@ def test_processors_that_are_stopped_exit_with_0_but_a_drain_was_not_finished(
         return False
 
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
-    monkeypatch.setattr(launch, "read", lambda *arguments: None)
-    monkeypatch.setattr(launch, "process", stopped)
+    monkeypatch.setattr(joining, "read", lambda *arguments: None)
+    monkeypatch.setattr("trinity_db.run.process.run_processors", stopped)
     assert command_line("process", "run.yaml", *options).code == code
 
 
@@ -145,8 +147,8 @@ def test_a_drain_that_is_done_exits_with_0(
     command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
-    monkeypatch.setattr(launch, "read", lambda *arguments: None)
-    monkeypatch.setattr(launch, "process", lambda *arguments: True)
+    monkeypatch.setattr(joining, "read", lambda *arguments: None)
+    monkeypatch.setattr("trinity_db.run.process.run_processors", lambda *arguments: True)
     assert command_line("process", "run.yaml", "--drain").code == 0
 
 
@@ -199,7 +201,7 @@ def test_a_package_that_makes_tasks_and_is_not_there_is_named(
 def test_options_of_a_package_that_makes_tasks_go_with_no_file(command_line: CommandLine) -> None:
     wrong = command_line("import", "tasks.jsonl", "--as", "tasks", "--size", "3")
     assert wrong.code == 2
-    assert "--size, --seed and --python go with reasoning-gym:NAME" in wrong.stderr
+    assert "--size, --seed and --python need reasoning-gym:NAME" in wrong.stderr
 
 
 def test_a_wrong_option_exits_with_2() -> None:

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.command_line import CommandLine
-from tests.json_schema import accepts
-from trinity_db import keys, settings, starting
-from trinity_db.cli import explained, json_schema
-from trinity_db.configuration import RunConfig
+from tests.support.command_line import CommandLine
+from tests.support.json_schema import accepts
+from trinity_db.cli import explained
+from trinity_db.config import base, keys
+from trinity_db.config.base import rule
 from trinity_db.errors import NotFound
-from trinity_db.settings import rule
-from trinity_db.trainer.recipes import RECIPES
+from trinity_db.run import json_schema, starting_file
+from trinity_db.run.configuration import RunConfig
+from trinity_db.trainer.recipes.recipes import RECIPES
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 ONLINE = {
@@ -53,13 +54,13 @@ def explanation(run: CommandLine, key: str) -> list[dict[str, Any]]:
 # new
 
 
-@pytest.mark.parametrize("purpose", starting.CONTENTS)
+@pytest.mark.parametrize("purpose", starting_file.CONTENTS)
 def test_a_starting_file_is_a_configuration_that_explains_each_of_its_keys(
     run: CommandLine, purpose: str
 ) -> None:
     done = run("new", "--for", purpose, "--name", "begun", "--output", "begun.yaml")
     assert (done.code, done.stdout, done.stderr) == (0, "", "")
-    assert settings.load(RunConfig, Path("begun.yaml")).name == "begun"
+    assert base.load(RunConfig, Path("begun.yaml")).name == "begun"
     text = Path("begun.yaml").read_text()
     said = " ".join(line.strip().removeprefix("# ") for line in text.splitlines())
     for key in ("name", "model.path", "model.scratch", "algorithm", "trainer.batch_size"):
@@ -84,12 +85,12 @@ def test_a_name_that_no_run_can_have_is_refused(run: CommandLine) -> None:
 
 
 def test_values_that_are_given_stand_in_a_starting_file() -> None:
-    given = {"model.path": "models/one", "model.scratch": starting.Off({}), "trainer.steps": 7}
-    text = starting.text("grpo", "begun", given)
+    given = {"model.path": "models/one", "model.scratch": starting_file.Off({}), "trainer.steps": 7}
+    text = starting_file.text("grpo", "begun", given)
     content = yaml.safe_load(text)
     assert (content["model"], content["trainer"]["steps"]) == ({"path": "models/one"}, 7)
-    assert starting.asked("grpo")["trainer.steps"] == 100
-    assert set(starting.asked("dpo")) > {"data", "algorithm", "trainer.epochs"}
+    assert starting_file.asked("grpo")["trainer.steps"] == 100
+    assert set(starting_file.asked("dpo")) > {"data", "algorithm", "trainer.epochs"}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
@@ -123,7 +124,7 @@ def test_a_key_says_what_it_takes_and_whether_it_may_change(run: CommandLine) ->
     (one,) = explanation(run, "trainer.learning_rate")
     assert one["text"] == "Peak learning rate."
     assert one["type"].startswith("number > 0")
-    assert (one["default"], one["may change"]) == ("1e-05", "with --change, for all that follows")
+    assert (one["default"], one["may change"]) == ("1e-05", "with --change, for later steps")
 
 
 def test_a_key_that_parts_describe_differently_is_explained_for_each(run: CommandLine) -> None:
@@ -252,7 +253,7 @@ def test_a_configuration_without_mistakes_is_said_to_have_none(run: CommandLine)
     done = run("check", file(ONLINE))
     sample = "sample question as the model reads it (17 tokens):\n    What is 7 plus 5?\n"
     stops = "a response ends with <|endoftext|>\n"
-    assert (done.code, done.stdout) == (0, f"{sample}{stops}run.yaml: nothing is wrong\n")
+    assert (done.code, done.stdout) == (0, f"{sample}{stops}run.yaml: no mistakes found\n")
     assert not Path("home").exists()
 
 
@@ -297,12 +298,12 @@ def schema() -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_the_schema_accepts_what_is_shipped(schema: dict[str, Any], path: Path) -> None:
-    assert accepts(schema, settings.content_of(path))
+    assert accepts(schema, base.content_of(path))
 
 
-@pytest.mark.parametrize("purpose", starting.CONTENTS)
+@pytest.mark.parametrize("purpose", starting_file.CONTENTS)
 def test_the_schema_accepts_starting_files(schema: dict[str, Any], purpose: str) -> None:
-    assert accepts(schema, yaml.safe_load(starting.text(purpose, "begun")))
+    assert accepts(schema, yaml.safe_load(starting_file.text(purpose, "begun")))
 
 
 @pytest.mark.parametrize("name", RECIPES)

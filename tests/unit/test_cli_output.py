@@ -14,8 +14,9 @@ import pytest
 from trinity_db.cli import formats, output
 from trinity_db.cli.formats import Format
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.inspection.formats import ROW_GROUP, Column
-from trinity_db.inspection.words import cell
+from trinity_db.insight.columns import Column
+from trinity_db.insight.formats import ROW_GROUP
+from trinity_db.insight.words import cell
 
 
 class Terminal(io.StringIO):
@@ -79,14 +80,14 @@ def test_a_picture_has_a_panel_for_each_column_beside_the_first_and_is_the_same_
 
 @pytest.mark.parametrize("columns", [TWO, TWO[:1], [Column("id", "int8"), Column("ids", "int8", True)]])
 def test_what_is_no_number_is_not_drawn(columns: Sequence[Column]) -> None:
-    with pytest.raises(ConfigError, match="A picture is drawn of numbers"):
+    with pytest.raises(ConfigError, match="A picture needs numeric columns"):
         written(Format.SVG, columns, [])
 
 
 def test_a_long_table_shows_its_beginning_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     shown = written(Format.TABLE, TWO[:1], [(number,) for number in range(formats.TABLE_ROWS + 5)])
     assert shown.splitlines()[-1].strip() == str(formats.TABLE_ROWS - 1)
-    assert capsys.readouterr().err == "The first 1000 of 1005 rows; --format csv writes all.\n"
+    assert capsys.readouterr().err == "The first 1000 of 1005 rows; use --format csv for all.\n"
 
 
 def test_text_of_models_commands_no_terminal() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from trinity_db.config import ModelConfig
+from trinity_db.config.shared import ModelConfig
 from trinity_db.errors import ConfigError
 from trinity_db.processors.children import sandboxes
 from trinity_db.processors.children.pool import Pool
-from trinity_db.processors.step import Answer
+from trinity_db.processors.lists.step import Answer
 from trinity_db.processors.steps.code import CodeTests
 
 ADD = "def add(a, b):\n    return a + b"
@@ -38,7 +38,9 @@ def grade(request: pytest.FixtureRequest) -> Grade:
     patient, hasty = (make(sandbox=request.param, seconds=seconds) for seconds in (20.0, 0.5))
 
     def judge(code: str, *tests: Any, is_hasty: bool = False) -> Answer:
-        [(_, said)] = (hasty if is_hasty else patient)([f"```python\n{code}\n```"], [{"tests": list(tests)}])
+        [(_, said)] = (hasty if is_hasty else patient)(
+            [f"```python\n{code}\n```"], [{"tests": list(tests)}], [""]
+        )
         assert isinstance(said, Answer), said
         return said
 
@@ -94,14 +96,14 @@ def attempt(grade: Grade, *body: str) -> str:
     ],
 )
 def test_the_share_of_passed_tests(code: str, tests: Any, share: float) -> None:
-    [(_, said)] = make()([code], [{"tests": tests}])
+    [(_, said)] = make()([code], [{"tests": tests}], [""])
     assert isinstance(said, Answer), said
     assert said.value == share, said.detail
 
 
 def test_the_last_block_of_python_counts_and_the_sandbox_is_said() -> None:
     response = f"first\n```python\nadd = 1\n```\nthen\n```py\n{ADD}\n```\nand\n"
-    [(_, said)] = make()([response], [{"tests": ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]}])
+    [(_, said)] = make()([response], [{"tests": ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]}], [""])
     assert isinstance(said, Answer)
     assert (said.value, said.detail) == (
         0.5,
@@ -109,7 +111,7 @@ def test_the_last_block_of_python_counts_and_the_sandbox_is_said() -> None:
             "sandbox": said.detail["sandbox"],  # type: ignore[index]
             "tests": 2,
             "passed": 1,
-            "first_failure": "test 2: its result is another",
+            "first_failure": "test 2: an assertion is false",
         },
     )
     assert str((said.detail or {})["sandbox"]).startswith("landlock ")
@@ -125,7 +127,7 @@ def test_the_last_block_of_python_counts_and_the_sandbox_is_said() -> None:
     ],
 )
 def test_blocks_of_other_languages_and_what_stands_between_blocks_are_no_code(response: str) -> None:
-    [(_, said)] = make()([response], [{"tests": ["assert add(1, 2) == 3"]}])
+    [(_, said)] = make()([response], [{"tests": ["assert add(1, 2) == 3"]}], [""])
     assert isinstance(said, Answer)
     assert said.value == 1.0, said.detail
 
@@ -135,14 +137,12 @@ def test_blocks_of_other_languages_and_what_stands_between_blocks_are_no_code(re
     [
         ({}, "no unit tests in 'tests'; import tasks with --map tests=COLUMN"),
         ({"tests": []}, "no unit tests"),
-        ({"tests": ["assert abs(f(2) - 1.4) < 1e-5"]}, "is none of"),
-        ({"tests": ["import os"]}, "is none of"),
-        ({"tests": [{"input": "1"}]}, "is none of"),
+        ({"tests": [1]}, "is none of"),
         ({"tests": [{"input": "", "output": "x" * 300_000}]}, "expects more than"),
     ],
 )
-def test_tests_that_cannot_be_kept_from_the_code_fail_the_row(task: dict[str, Any], said: str) -> None:
-    [(place, error)] = make()([ADD], [task])
+def test_a_row_without_tests_that_are_understood_fails(task: dict[str, Any], said: str) -> None:
+    [(place, error)] = make()([ADD], [task], [""])
     assert (place, isinstance(error, ValueError)) == (0, True)
     assert said in str(error)
 
@@ -261,7 +261,7 @@ def test_it_signals_no_process(grade: Grade) -> None:
 def test_the_environment_is_empty(grade: Grade, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_DB_URL", "postgresql://me:secret@host/db")
     code = "import os\ndef f():\n    return 'TRINITY_DB_URL' in os.environ"
-    [(_, said)] = make()([code], [{"tests": ["assert not f()"]}])
+    [(_, said)] = make()([code], [{"tests": ["assert not f()"]}], [""])
     assert isinstance(said, Answer)
     assert said.value == 1.0
 
@@ -272,7 +272,7 @@ def test_a_sandbox_that_cannot_be_made_runs_no_code(tmp_path: Path) -> None:
     marked = tmp_path / "ran"
     asked = sandboxes.request("landlock", f"open({str(marked)!r}, 'w')", [{"input": ""}], 20.0, 20.0, 1024)
     [(_, said)] = Pool(command, 1, 60.0).ask([asked])
-    assert str(said) == "the sandbox cannot be made: Landlock is missing: Function not implemented"
+    assert str(said) == "the sandbox cannot be set up: Landlock is missing: Function not implemented"
     assert not marked.exists()
 
 
@@ -294,7 +294,9 @@ def test_a_configuration_whose_sandbox_does_not_work_is_refused(monkeypatch: pyt
 def test_rows_are_tested_in_any_order_and_one_without_tests_fails_alone() -> None:
     said = dict(
         make(processes=2)(
-            [ADD] * 3, [{"tests": ["assert add(1, 1) == 2"]}, {}, {"tests": ["assert add(1, 1) == 3"]}]
+            [ADD] * 3,
+            [{"tests": ["assert add(1, 1) == 2"]}, {}, {"tests": ["assert add(1, 1) == 3"]}],
+            [""] * 3,
         )
     )
     assert [one.value if isinstance(one, Answer) else type(one) for _, one in sorted(said.items())] == [

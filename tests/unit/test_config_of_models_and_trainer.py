@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.recipes import recipe
-from trinity_db.config import ModelConfig
-from trinity_db.configuration import PER_PROCESS, RunConfig
+from tests.support.recipes import recipe
+from trinity_db.config.base import Change, Kept, Settings, rule, sections_below, validate
+from trinity_db.config.shared import ModelConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.processors.config import ProcessorsConfig
-from trinity_db.settings import Change, Kept, Settings, rule, sections_below, validate
+from trinity_db.run.configuration import PER_PROCESS, RunConfig
 from trinity_db.trainer.config import (
     AlgorithmConfig,
     FifoConfig,
@@ -40,7 +40,7 @@ def test_an_algorithm_is_a_name_or_a_mapping() -> None:
         ("ppo2", "there is no 'ppo2'; did you mean 'ppo'"),
         ({"name": "grpo", "clip_hihg": 0.3}, "did you mean 'clip_high'"),
         ({"name": "dpo", "beta": 0}, "greater than 0"),
-        ({"beta": 1}, r"^run.yaml: algorithm: name it, as in {name: dpo, beta: 0.2}$"),
+        ({"beta": 1}, r"^run.yaml: algorithm: it needs a name, such as {name: dpo, beta: 0.2}$"),
     ],
 )
 def test_a_wrong_algorithm_is_explained(algorithm: Any, message: str) -> None:
@@ -131,11 +131,11 @@ def test_a_run_goes_on_with_another_value_of_what_may_change(key: str) -> None:
 @pytest.mark.parametrize(
     ("explorer", "trainer", "message"),
     [
-        ({"engine": "mine.py:Engine"}, {}, "an engine of your own says what it chose in the routing of each"),
+        ({"engine": "mine.py:Engine"}, {}, "a custom engine returns the experts in the routing of each"),
         (
             {"engine": SGLANG},
             {},
-            "sglang servers are not asked which experts they chose; take servers of vLLM",
+            "sglang servers do not return the chosen experts; use vLLM servers",
         ),
         ({}, {"compile": True}, "leave out trainer.compile, or set trainer.replay_routing: false"),
         (
@@ -218,7 +218,10 @@ def test_a_sampler_is_a_name_or_a_mapping() -> None:
         (ONLINE | {"sampler": "random"}, "known: fifo, newest, uniform, prioritized"),
         (ONLINE | {"sampler": {"name": "prioritized", "beta": 2}}, "less than or equal to 1"),
         (ONLINE | {"sampler": {"name": "fifo", "alpha": 1}}, "unknown key"),
-        (ONLINE | {"sampler": {"alpha": 1}}, r"sampler: name it, as in {name: prioritized, alpha: 1}$"),
+        (
+            ONLINE | {"sampler": {"alpha": 1}},
+            r"sampler: it needs a name, such as {name: prioritized, alpha: 1}$",
+        ),
         (ONLINE | {"max_uses": 0}, "max_uses: Input should be greater than or equal to 1"),
         (ONLINE | {"processors": {"group": {"priority": "loss"}}}, "'even' or 'reward_std'"),
         (OFFLINE | {"sampler": "newest"}, "in passes over all of them: leave out sampler"),
@@ -265,8 +268,8 @@ def test_a_reference_is_a_name_or_a_mapping() -> None:
         ({"lora": {"rank": 0}}, "lora.rank: Input should be greater than or equal to 1"),
         ({"lora": {"r": 8}}, r"unknown key 'lora\.r'"),
         ({"lora": {"targets": []}}, "lora.targets: Tuple should have at least 1 item"),
-        ({"lora": {}, "reference": "synchronised"}, "reference: synchronised; leave out one of them"),
-        ({"publish": "adapter"}, "publish: adapter says how an adapter is published.*or set lora too"),
+        ({"lora": {}, "reference": "synchronised"}, "reference: synchronised; remove one of them"),
+        ({"publish": "adapter"}, "publish: adapter applies to an adapter.*or set lora too"),
         (
             {"publish": "adapters", "lora": {}},
             "trainer.publish|publish: Input should be 'adapter' or 'merged'",
@@ -274,7 +277,7 @@ def test_a_reference_is_a_name_or_a_mapping() -> None:
         ({"reference": "synchronized"}, "there is no 'synchronized'; did you mean 'synchronised'"),
         ({"reference": {"name": "synchronised", "mix": 0}}, "reference.mix: Input should be greater than 0"),
         ({"reference": {"name": "start", "mix": 0.5}}, "unknown key"),
-        ({"reference": {"mix": 0.5}}, r"name it, as in {name: synchronised, sync_every: 100}$"),
+        ({"reference": {"mix": 0.5}}, r"it needs a name, such as {name: synchronised, sync_every: 100}$"),
     ],
 )
 def test_a_wrong_adapter_or_reference_is_explained(trainer: dict[str, Any], message: str) -> None:
@@ -294,6 +297,19 @@ def test_a_run_that_learns_from_a_teacher_alone_needs_no_rewards() -> None:
     assert validate(RunConfig, human, "run.yaml").processors.score == []
 
 
+@pytest.mark.parametrize("workflow", ["served", {"command": "my-agent", "check": "my-check"}])
+def test_attempts_that_bring_their_rewards_need_no_step_of_score(workflow: Any) -> None:
+    run = ONLINE | {"explorer": {"workflow": workflow}}
+    config = validate(RunConfig, run, "run.yaml")
+    assert (config.processors.score, config.attempts_need_reward) == ([], True)
+    assert RunConfig.completed(config.stored()) == config.stored()
+    later = validate(RunConfig, run | {"requires_reward": "explore"}, "run.yaml")
+    assert not later.attempts_need_reward
+    both = validate(RunConfig, run | {"processors": {"score": ["defaults"]}}, "run.yaml")
+    assert [step.name for step in both.processors.score] == ["exact_match"]
+    assert not both.attempts_need_reward
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -310,7 +326,7 @@ def test_a_run_that_learns_from_a_teacher_alone_needs_no_rewards() -> None:
         ),
         (
             DISTILLED | {"algorithm": {"name": "on_policy_distillation", "distillation": None}},
-            "advantage zero learns nothing from rewards: name a distillation beside it",
+            "advantage zero learns nothing from rewards: add a distillation",
         ),
         (
             ONLINE | {"trainer": {"steps": 1, "reference": "precomputed"}},

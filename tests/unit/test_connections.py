@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.endpoints import started
-from tests.idle_connections import FLOOD, flood, is_closed_by_server
-from trinity_db.connections import RepeatLimit
+from tests.support.endpoints import started
+from tests.support.idle_connections import FLOOD, flood, is_closed_by_server
+from trinity_db.io.connections import RepeatLimit
 
 KEY = "k" * 43
 KEYLESS_SECONDS = 0.3
@@ -35,7 +35,7 @@ def test_an_endpoint_with_few_descriptors_answers_during_a_flood_of_idle_connect
     log = tmp_path / "log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.endpoints", KEY],
+            [sys.executable, "-m", "tests.support.endpoints", KEY],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -123,7 +123,7 @@ def test_errors_that_differ_in_numbers_only_are_logged_once_a_period_with_a_coun
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("trinity_db.connections.time.monotonic", lambda: now)
+    monkeypatch.setattr("trinity_db.io.connections.time.monotonic", lambda: now)
     limit = RepeatLimit(seconds=60)
     assert logged(limit, *(f"fd={number} at 0x{number:x}" for number in range(1000))) == ["fd=0 at 0x0"]
     assert logged(limit, "another", "another") == ["another"]

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.columns import read, reason
+from tests.support.columns import read, reason
 from tests.unit.test_prompts import Letters
-from trinity_db.imports.records import Demonstration, Trajectory
-from trinity_db.prompts import ChatRenderer, UntokenizableText
-from trinity_db.replies import Replies
-from trinity_db.turns import Turns
+from trinity_db.data.records.records import Demonstration, Trajectory
+from trinity_db.models.chat.prompts import ChatRenderer, UntokenizableText
+from trinity_db.models.chat.replies import Replies
+from trinity_db.models.chat.turns import Turns
 
 END = 97  # <t>
 
@@ -101,7 +101,7 @@ def test_a_conversation_that_the_assistant_begins_does_not_teach_what_stands_bef
 
 def test_a_turn_with_a_tool_call_that_the_template_rewrites_is_refused_whole() -> None:
     class Calls(ChatML):
-        """Thinks in the last turn, and writes a "z" for each call."""
+        """Thinks in the last turn, and writes the name of each call."""
 
         def apply_chat_template(
             self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **options: Any
@@ -111,7 +111,7 @@ def test_a_turn_with_a_tool_call_that_the_template_rewrites_is_refused_whole() -
                 message["role"][0]
                 + first
                 + message["content"]
-                + "z" * len(message.get("tool_calls", ()))
+                + "".join(call["function"]["name"] for call in message.get("tool_calls", ()))
                 + "<t>"
                 for first, message in zip(thought, messages, strict=True)
             ]
@@ -119,9 +119,10 @@ def test_a_turn_with_a_tool_call_that_the_template_rewrites_is_refused_whole() -
 
     messages = conversation("b", "c", "d", "e", w1=1)
     messages[1]["tool_calls"] = [{"function": {"name": "add", "arguments": {}}}]
-    prompt = ChatRenderer(Calls()).ask(messages[:3])
+    messages[2]["role"] = "tool"
+    renderer = ChatRenderer(Calls())
     with pytest.raises(UntokenizableText, match="rewrites message 2"):
-        list(Turns(ChatRenderer(Calls())).taught(messages[:3], prompt))
+        list(Turns(renderer).taught(messages[:3], renderer.rendering(messages[:3], asks=True)))
 
 
 def test_what_does_not_fit_is_cut_and_the_turns_before_are_learned() -> None:
@@ -138,7 +139,10 @@ def test_a_turn_that_the_template_rewrites_is_refused_with_its_place() -> None:
     ("messages", "why"),
     [
         (conversation("b", "c", w1=0), "every turn of the assistant in 'messages' has a weight of 0"),
-        (conversation("b", "c", w1=2), "'messages' holds a message whose 'weight' is neither 0 nor 1"),
+        (
+            conversation("b", "c", w1=2),
+            "'messages' holds a turn whose 'weight' is neither 0 nor 1, or contradicts another mask",
+        ),
         (conversation("b", "c", "d"), "'messages' does not end with the assistant's response"),
     ],
 )
@@ -149,7 +153,8 @@ def test_a_conversation_that_teaches_nothing_is_rejected(messages: list[dict[str
 def test_without_a_chat_template_the_lines_of_the_assistant_are_learned() -> None:
     messages = imported(conversation("hi", "ho", "he", "hu")).task.messages or []
     tokenizer = Letters()
-    prompt = ChatRenderer(tokenizer).ask(messages)
-    [(start, stop)] = Turns(ChatRenderer(tokenizer)).taught(messages, prompt)
-    assert prompt[:start] == "user: hi\nassistant:"
-    assert prompt[start:stop] == " ho"
+    renderer = ChatRenderer(tokenizer)
+    rendering = renderer.rendering(messages, asks=True)
+    [(start, stop)] = Turns(renderer).taught(messages, rendering)
+    assert rendering.text[:start] == "user: hi\nassistant:"
+    assert rendering.text[start:stop] == " ho"

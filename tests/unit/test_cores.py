@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_db import cores
+from trinity_db.worker import cores
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_this_machine_has_a_core() -> None:
 
 SPINS = """
 import os, sys, time
-from trinity_db import cores
+from trinity_db.worker import cores
 if sys.argv[1:]:
     os.environ.update(dict([sys.argv[1].split("=")]))
 cores.wait_passively()

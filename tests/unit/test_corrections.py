@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trinity_db.settings import validate
-from trinity_db.trainer.parts.corrections import (
+from trinity_db.config.base import validate
+from trinity_db.trainer.recipes.parts.corrections import (
     engine_difference,
     importance_metrics,
     interpolated_proximal,
@@ -21,8 +21,8 @@ from trinity_db.trainer.parts.corrections import (
     sampling_difference,
     truncated_importance_sampling,
 )
-from trinity_db.trainer.parts.kinds import section
-from trinity_db.trainer.parts.totals import Totals
+from trinity_db.trainer.recipes.parts.kinds import section
+from trinity_db.trainer.recipes.parts.totals import Totals
 
 Correction = Callable[..., Tensor]
 Level = Literal["token", "sequence"]

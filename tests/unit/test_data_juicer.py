@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from aiohttp import web
 
-from tests.steps import load, verdicts
-from trinity_db.processors.step import Context, Step
+from tests.support.steps import load, verdicts
+from trinity_db.processors.lists.step import Context, Step
 from trinity_db.schema.states import Outcome
-from trinity_db.store.processing import Verdict
+from trinity_db.store.processing import StepVerdict
 
 JUICER = f"{Path(__file__).parents[2]}/configs/data_juicer/juicer.py:Juicer"
 OPERATORS = {"text_length_filter": {"min_len": 4}}
@@ -110,7 +110,7 @@ def asked(service: Service, **options: Any) -> list[Step]:
     return [one.prepared(Context(None, None, 1.0)) for one in load("clean", given)]  # type: ignore[arg-type]
 
 
-def judged(steps: list[Step], *responses: str) -> list[Verdict]:
+def judged(steps: list[Step], *responses: str) -> list[StepVerdict]:
     return verdicts("clean", steps, *({"response": response} for response in responses))
 
 

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from numpy.typing import NDArray
 
-from tests.servers import Server, SGLangServer, started
-from tests.waiting import until
+from tests.support.servers import Server, SGLangServer, started
+from tests.support.waiting import until
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.engines.dialects import (
     DIALECTS,
@@ -26,7 +26,7 @@ from trinity_db.explorer.engines.dialects import (
     open_session,
 )
 from trinity_db.explorer.engines.engine import Completion, Request
-from trinity_db.prompts import PromptTooLong
+from trinity_db.models.chat.prompts import PromptTooLong
 
 BOTH = pytest.mark.parametrize("kind", ["vllm", "sglang"])
 
@@ -110,11 +110,11 @@ def test_a_server_of_vllm_says_which_experts_were_chosen() -> None:
     ("said", "kind", "message"),
     [
         (None, ServerUnusable, "start vLLM with --enable-return-routed-experts, which needs a GPU"),
-        ("AAAA", ServerUnusable, "says in another form which experts were chosen"),
-        ("no base64", ServerUnusable, "says in another form which experts were chosen"),
+        ("AAAA", ServerUnusable, "returns chosen experts in an unsupported format"),
+        ("no base64", ServerUnusable, "returns chosen experts in an unsupported format"),
         (npy(np.zeros((4, 3), np.uint8)), ServerUnusable, r"the shape \(4, 3\) does not fit 5 tokens"),
         (npy(np.zeros((4, 3, 2), np.float32)), ServerUnusable, "and this one float32"),
-        (npy(np.zeros((3, 3, 2), np.uint8)), ServerUnavailable, "for 3 tokens, not for 4"),
+        (npy(np.zeros((3, 3, 2), np.uint8)), ServerUnavailable, "of 3 tokens, not of 4"),
     ],
 )
 def test_experts_that_cannot_be_those_of_the_response_are_refused(
@@ -191,7 +191,7 @@ def test_a_load_that_fails_leaves_the_server_paused_until_one_succeeds(kind: str
 def test_a_folder_that_the_worker_refuses_before_it_changed_anything_leaves_the_weights_of_before() -> None:
     async def story(asked: Asked) -> None:
         await asked.load("/runs/3", 3)
-        with pytest.raises(ConfigError, match="does not load /runs/bad: no such tensor"):
+        with pytest.raises(ConfigError, match="cannot load /runs/bad: no such tensor"):
             await asked.load("/runs/bad", 4)
         assert (await asked.generate(5)).versions == [3]
 
@@ -218,7 +218,7 @@ def test_a_server_that_confirms_another_version_stays_paused(monkeypatch: pytest
             return "8"
 
         monkeypatch.setattr(asked.dialect, "version", another)
-        with pytest.raises(ServerUnavailable, match="asked to load version 4, and confirms '8'"):
+        with pytest.raises(ServerUnavailable, match="asked to load version 4, but reports '8'"):
             await asked.load("/runs/4", 4)
         assert not asked.server.running.is_set()
 
@@ -278,22 +278,22 @@ def test_the_key_is_sent_and_a_wrong_one_is_refused_without_naming_it(kind: str)
 
 
 VLLM_ANSWERS = [
-    ({"token_ids": [], "finish_reason": "abort"}, ServerUnavailable, "gave the response up"),
+    ({"token_ids": [], "finish_reason": "abort"}, ServerUnavailable, "aborted the response"),
     ({"finish_reason": "abort"}, ServerUnavailable, "abort"),
     ({"finish_reason": None}, ServerUnavailable, "no finish reason"),
-    ({"token_ids": []}, ServerUnavailable, "gave the response up"),
+    ({"token_ids": []}, ServerUnavailable, "aborted the response"),
     ({"finish_reason": "repetition"}, ServerUnusable, "neither stop nor length"),
     (
         {"token_ids": None},
         ServerUnusable,
-        "without token ids; such a server can be a judge or a teacher, never",
+        "without token ids; such a server can be used as a judge or a teacher",
     ),
-    ({"logprobs": None}, ServerUnusable, "without the log-probability of each token; .* never a policy"),
-    ({"weight_versions": None}, ServerUnusable, "without the version of each token; .* never a policy"),
+    ({"logprobs": None}, ServerUnusable, "without the log-probability of each token; .* not as a policy"),
+    ({"weight_versions": None}, ServerUnusable, "without the version of each token; .* not as a policy"),
     (
         {"weight_versions": [{"version": "default", "start": 0, "end": 2}]},
         ServerUnavailable,
-        "'default'.* never",
+        "'default'.* not as",
     ),
     ({"weight_versions": [{"version": "7", "start": 0, "end": 1}]}, ServerUnusable, "versions of 1 tokens"),
     ({"weight_versions": [{"version": "7", "start": 1, "end": 2}]}, ServerUnusable, "versions of 0 tokens"),
@@ -335,7 +335,7 @@ def test_a_server_that_does_not_score_a_prompt_is_told_from_one_that_does(kind: 
             await asked.dialect.score(asked.session, asked.server.url, [5, 6, 7]) == [asked.server.says] * 2
         )
         asked.server.says = None
-        with pytest.raises(ServerUnusable, match="does not say how likely each token of a prompt is"):
+        with pytest.raises(ServerUnusable, match="does not return the log-probability of each token"):
             await asked.dialect.score(asked.session, asked.server.url, [5, 6, 7])
 
     ask(kind, story)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import settings
-from tests.recipes import recipe
-from tests.saving import checkpoint_of, save
-from trinity_db.config import ScratchConfig
+from tests.support.bench import settings
+from tests.support.recipes import recipe
+from tests.support.saving import checkpoint_of, save
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.models import build_scratch, load_tokenizer
 from trinity_db.trainer.checkpoints import checkpoint, disk_need
 from trinity_db.trainer.config import LoraConfig, TrainerConfig

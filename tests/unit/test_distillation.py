@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.recipes import recipe
+from tests.support.recipes import recipe
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.parts.distillation import jsd, reverse_kl
-from trinity_db.trainer.parts.totals import Totals
+from trinity_db.trainer.recipes.parts.distillation import jsd, reverse_kl
+from trinity_db.trainer.recipes.parts.totals import Totals
 
 VOCABULARY = 7
 BETAS = (0.1, 0.5, 0.9)

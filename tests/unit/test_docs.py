@@ -9,12 +9,13 @@ import pytest
 from pydantic import BaseModel
 
 from docs import generate
-from trinity_db import settings
 from trinity_db.cli import app
-from trinity_db.configuration import RunConfig
+from trinity_db.config import base
 from trinity_db.page import examples
+from trinity_db.run.configuration import RunConfig
 from trinity_db.schema.states import ExperienceState
-from trinity_db.trainer.recipes import RECIPES
+from trinity_db.schema.views import create_sql
+from trinity_db.trainer.recipes.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -34,7 +35,7 @@ def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_shipped_configuration_loads(path: Path) -> None:
-    assert settings.load(RunConfig, path).name
+    assert base.load(RunConfig, path).name
 
 
 def test_there_are_configurations_to_load() -> None:
@@ -106,7 +107,7 @@ def test_every_part_that_is_generated_stands_on_a_page() -> None:
 def test_examples_that_sort_by_reward_put_rows_without_one_last() -> None:
     texts = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "trinity_db/cli").glob("*.py")]
     examples = [found for path in texts for found in _sorted_by_reward(path.read_text())]
-    views = [line for line in (ROOT / "schema/views.sql").read_text().splitlines() if line.startswith("--")]
+    views = [line for line in create_sql().splitlines() if line.startswith("--")]
     examples += _sorted_by_reward(" ".join(line.removeprefix("--") for line in views))
     assert examples, "there is one at least"
     assert [found for found in examples if "nulls last" not in found] == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from tests.steps import load
+from tests.support.steps import load
 from tests.unit.test_reward_model import MODEL, build
 from trinity_db.errors import ConfigError
 from trinity_db.models.embedding import EmbeddingModel
@@ -54,7 +54,7 @@ def test_a_pooling_that_is_not_known_is_refused_before_the_run_is_created(tmp_pa
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
     [step] = load("clean", {"name": "embed", "path": str(folder)})
     with pytest.raises(
-        ConfigError, match=r"config.json: pools by max_tokens; known are mean_tokens, cls_token"
+        ConfigError, match=r"config.json: pools by max_tokens; supported are mean_tokens, cls_token"
     ):
         step.check(MODEL)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from trinity_db.errors import TrinityError
-from trinity_db.processors.embedding import Endpoint
+from trinity_db.processors.jobs.embedding import EmbeddingEndpoint
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def said(*embeddings: str) -> bytes:
 
 def complaint(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("KEY", "sk-secret")
-    endpoint = Endpoint(url, "m", "KEY")
+    endpoint = EmbeddingEndpoint(url, "m", "KEY")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(TrinityError) as raised:
@@ -68,7 +68,7 @@ def test_a_redirect_is_named_and_the_key_is_not_sent_there(
             message = complaint(url, monkeypatch)
     assert message == (
         f"{url}/embeddings: HTTP {code}: redirects to {other}/v2, which is not followed;"
-        " give the right address as url"
+        " set url to the final address"
     )
     assert (len(asked), len(asked_other)) == (1, 0)
 
@@ -83,12 +83,12 @@ def test_a_redirect_is_named_and_the_key_is_not_sent_there(
             "IncompleteRead",
         ),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 200_000, "maximum recursion depth exceeded"),
-        (said("[1e40, 1]"), "something other than a vector for each text"),
+        (said("[1e40, 1]"), "something other than one vector per text"),
         (said("[1" + "0" * 400 + ", 1]"), "too large"),
-        (said("[NaN, 1]"), "something other than a vector for each text"),
-        (said("[0, 0]"), "something other than a vector for each text"),
-        (said("1"), "something other than a vector for each text"),
-        (said("[1]", "[1]"), "something other than a vector for each text"),
+        (said("[NaN, 1]"), "something other than one vector per text"),
+        (said("[0, 0]"), "something other than one vector per text"),
+        (said("1"), "something other than one vector per text"),
+        (said("[1]", "[1]"), "something other than one vector per text"),
     ],
 )
 def test_what_is_no_vector_is_one_line_without_a_warning(
@@ -104,5 +104,5 @@ def test_what_is_no_vector_is_one_line_without_a_warning(
 def test_large_components_have_a_length_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with server(said(json.dumps([3e38, 3e38]))) as (url, _), warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = Endpoint(url, "m", None).embed(["a"])
+        found = EmbeddingEndpoint(url, "m", None).embed(["a"])
     np.testing.assert_allclose(found, [[0.5**0.5, 0.5**0.5]], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Every built-in reward gives a number to responses that are empty, white space or cut off."""
+"""The table of the reference: what each built-in reward gives to responses without an answer."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,21 +6,36 @@ from typing import Any
 
 import pytest
 
-from tests.judge_server import JudgeServer, judge_server, marks
-from tests.steps import load, verdicts
+from tests.support.documents import ROOT
+from tests.support.judge_server import JudgeServer, judge_server, marks
+from tests.support.steps import load, verdicts
 from tests.unit.test_reward_model import build
-from trinity_db.config import ModelConfig
-from trinity_db.processors import lists
-from trinity_db.processors.step import Answer, Context, Step
-from trinity_db.schema.states import Outcome
+from trinity_db.config.shared import ModelConfig
+from trinity_db.processors.config import TEACHER
+from trinity_db.processors.judging.question import tamed
+from trinity_db.processors.lists import lists
+from trinity_db.processors.lists.step import Answer, Context, Step
 
 SCORE = lists.LISTS["score"]
-REWARDS = [name for name in SCORE.known if SCORE.says(name) is None]
+REWARDS = [name for name in SCORE.known if name != TEACHER]
 """The steps that give rewards. A teacher gives none."""
-CUT_OFF = "The answer is \\boxed{\\frac{1"
-RESPONSES = ["", " \n\t", CUT_OFF, "```python\ndef f("]
+KINDS = {
+    "empty": ["", " \n\t"],
+    "thought only": ["<think>It is 0.5", "<think>It is \\boxed{0.5}", "<think>0.5</think>"],
+    "cut off": ["The answer is \\boxed{\\frac{1", "```python\ndef f("],
+    "hostile": ["\\boxed{9^{9^{9^{9}}}}", "9" * 5000, "```python\nwhile True: pass\n```"],
+}
 RUBRIC = '{version: 1, criteria: [{name: right, question: "Is it right?"}]}'
 CONTEXT = Context(None, ModelConfig.model_validate({"path": "none"}), 1.0)  # type: ignore[arg-type]
+TASK = {"prompt": "What is 1/2?", "answer": "0.5", "tests": [{"call": "f()", "result": 1}]}
+
+
+def documented() -> dict[str, dict[str, str]]:
+    """The table's cells by step and kind of response."""
+    page = (ROOT / "docs/reference/steps.md").read_text().partition("## Responses without an answer")[2]
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|")]
+    names, _, *rows = lines[: 2 + len(REWARDS)]
+    return {cells[0].strip("`"): dict(zip(names[1:], cells[1:], strict=True)) for cells in rows}
 
 
 @pytest.fixture(scope="module")
@@ -37,45 +52,56 @@ def options(judge: JudgeServer, tmp_path_factory: pytest.TempPathFactory) -> dic
     return {
         "regex_match": {"pattern": "<answer>(.*?)</answer>"},
         "overlong_penalty": {"max_response_length": 8, "buffer_length": 4},
+        "math_match": {"seconds": 2.0},
+        "code_tests": {"seconds": 0.5},
         "model_judge": {"rubric": str(folder / "rubric.yaml"), "url": judge.url, "model": "judge"},
         "reward_model": {"path": str(build(folder / "reward-model", chat=True))},
     }
 
 
-def row(response: str) -> dict[str, Any]:
-    task = {"prompt": "What is 1/2?", "answer": "0.5", "tests": [{"call": "f()", "result": 1}]}
+def row(response: str, kind: str) -> dict[str, Any]:
     return {
-        "task": task,
-        "prompt": task["prompt"],
+        "task": TASK,
+        "prompt": TASK["prompt"],
         "messages": None,
         "response": response,
         "response_length": len(response),
-        "finish_reason": "length" if response in RESPONSES[2:] else "stop",
+        "finish_reason": "length" if kind == "cut off" else "stop",
     }
 
 
+def test_the_table_has_each_reward() -> None:
+    assert list(documented()) == REWARDS
+    assert all(list(cells) == list(KINDS) for cells in documented().values())
+
+
 @pytest.mark.parametrize("name", REWARDS)
-def test_a_reward_is_a_number(name: str, options: dict[str, dict[str, Any]], judge: JudgeServer) -> None:
+def test_a_response_without_an_answer_gets_what_the_table_shows(
+    name: str, options: dict[str, dict[str, Any]], judge: JudgeServer
+) -> None:
     [step] = load("score", {"name": name, **options.get(name, {})})
     ready = step.prepared(CONTEXT)
-    if not step.is_async:
-        said = verdicts("score", [ready], *map(row, RESPONSES))
-        assert [(verdict.outcome, verdict.error) for verdict in said] == [(Outcome.PASSED, None)] * len(
-            RESPONSES
-        )
-        values = [event.value for verdict in said for event in verdict.events]
-        assert len(values) == len(RESPONSES)
-    else:
-        judge.says = {response: [marks(right=0)] for response in RESPONSES}
-        values = [asyncio.run(_asked(ready, response)) for response in RESPONSES]
-    assert all(isinstance(value, float) for value in values)
-    if name not in ("reward_model", "overlong_penalty"):
-        assert values == [0.0] * len(RESPONSES), "none of them is right"
+    for kind, responses in KINDS.items():
+        cell = documented()[name][kind]
+        fails = cell.startswith("fails")
+        rows = [row(response, kind) for response in responses[: 1 if fails else None]]
+        if ready.is_async:
+            judge.says = {tamed(response): [marks(right=0)] for response in responses}
+            values = [asyncio.run(_asked(ready, one)) for one in rows]
+        else:
+            said = verdicts("score", [ready], *rows)
+            assert [verdict.error is not None for verdict in said] == [fails] * len(rows), (kind, said)
+            values = [event.value for verdict in said for event in verdict.events]
+        assert all(isinstance(value, float) for value in values)
+        if cell == "0":
+            assert values == [0.0] * len(rows), (kind, responses)
+        elif not fails and "dropped" not in cell:
+            assert len(values) == len(rows)
 
 
-async def _asked(step: Step, response: str) -> float:
+async def _asked(step: Step, columns: dict[str, Any]) -> float:
     try:
-        answer = await step(row(response))
+        answer = await step(columns)
     finally:
         await step.call.close()  # type: ignore[union-attr]
     assert isinstance(answer, Answer)

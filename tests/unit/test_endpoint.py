@@ -9,20 +9,21 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.servers import Server, VLLMServer, started
-from tests.waiting import until
-from trinity_db.config import ScratchConfig
+from tests.support.servers import Server, VLLMServer, started
+from tests.support.waiting import until
+from trinity_db.config.base import validate
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer import engines
-from trinity_db.explorer.config import EndpointConfig, ExplorerConfig
+from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines import endpoint
 from trinity_db.explorer.engines.dialects import DIALECTS, VLLM, RequestRefused
 from trinity_db.explorer.engines.endpoint import EndpointEngine
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, NotLoadedYet, Request
+from trinity_db.explorer.engines.settings import EndpointConfig
 from trinity_db.models import build_scratch
 from trinity_db.models.canary import Canary
-from trinity_db.prompts import PromptTooLong
-from trinity_db.settings import validate
+from trinity_db.models.chat.prompts import PromptTooLong
 
 BOTH = pytest.mark.parametrize("kind", ["vllm", "sglang"])
 
@@ -285,6 +286,32 @@ def test_weights_that_say_something_else_of_the_canary_do_not_count_as_loaded(
     fleet(story, kind, load_weights=load_weights)
 
 
+@BOTH
+def test_a_server_that_keeps_the_weights_before_is_left_out(
+    fleet: Telling, kind: str, model_folder: Path, tmp_path: Path
+) -> None:
+    before = [-1.0 - 0.01 * place for place in range(15)]
+    after = [value + 0.0009 * (-1) ** place for place, value in enumerate(before)]
+    folders = [tmp_path / "before", tmp_path / "after"]
+    for folder, logprobs in zip(folders, (before, after), strict=True):
+        shutil.copytree(model_folder, folder)
+        Canary([*range(16)], logprobs).save(folder)
+
+    async def story(fleet: Fleet) -> None:
+        fleet.folder, (server,) = folders[0], fleet.servers
+        server.says = before
+        await fleet.load(3)
+        assert (await fleet.ask(5)).versions == [3]
+        fleet.folder = folders[1]
+        loading = asyncio.create_task(fleet.load(4))
+        await until(lambda: "show 0% of the update" in str(fleet.engine._servers[0].problem))
+        server.says = after
+        await loading
+        assert (await fleet.ask(5)).versions == [4]
+
+    fleet(story, kind, number=1)
+
+
 def test_a_response_that_ends_between_a_load_and_its_canary_waits_for_it(
     fleet: Telling, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,7 +357,7 @@ def test_servers_that_are_never_there_end_the_first_load(fleet: Telling) -> None
     async def story(fleet: Fleet) -> None:
         for server in fleet.servers:
             await server.die()
-        with pytest.raises(EngineFailed, match=r"No server can be used: http.*; http"):
+        with pytest.raises(EngineFailed, match=r"No server is usable: http.*; http"):
             await fleet.load(0)
 
     fleet(story, patience_seconds=0.2)
@@ -356,7 +383,7 @@ def test_one_request_that_servers_fail_at_does_not_end_the_engine(fleet: Telling
         poison = asyncio.create_task(fleet.ask(13))
         while not poison.done():
             assert (await fleet.ask(5)).token_ids == [5]
-        with pytest.raises(RequestRefused, match="failed 6 times while others were answered"):
+        with pytest.raises(RequestRefused, match="failed 6 times while others succeeded"):
             await poison
 
     fleet(story)
@@ -381,7 +408,7 @@ def test_servers_whose_answers_cannot_be_trained_on_end_the_engine_at_once(
     async def story(fleet: Fleet) -> None:
         await fleet.ready()
         fleet.servers[0].change = lambda answer: answer["choices"][0].update({missing: None})
-        with pytest.raises(EngineFailed, match="can be a judge or a teacher, never a policy"):
+        with pytest.raises(EngineFailed, match="can be used as a judge or a teacher, but not as a policy"):
             await fleet.ask(5)
 
     fleet(story, number=1, patience_seconds=60)
@@ -410,7 +437,7 @@ def test_servers_that_other_people_load_are_used_while_they_have_the_version(
         assert len(first.asked) == 6
         assert not second.asked
         with pytest.raises(
-            ConfigError, match=r"no server has it yet: .*has version 0; .*'default'.* no whole number"
+            ConfigError, match=r"no server has it yet: .*has version 0; .*'default'.* not an integer"
         ):
             await fleet.load(1)
         assert set((await fleet.ask(5)).versions) == {0}, "until then, the version of before is used"
@@ -526,7 +553,7 @@ def test_the_key_comes_from_the_environment_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated() -> None:
-    with pytest.raises(ConfigError, match="names an environment variable") as raised:
+    with pytest.raises(ConfigError, match="name an environment variable") as raised:
         validate(
             ExplorerConfig, {"engine": {"name": "endpoint", "urls": ["http://a"], "key_env": "sk-1"}}, "f"
         )
@@ -541,7 +568,7 @@ def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated() -> None:
         (["ftp://host"], "http://host:8000"),
         (["http://host?key=1"], "http://host:8000"),
         (["http://me:secret@host"], "use key_env"),
-        (["http://host", "http://host/"], "there twice"),
+        (["http://host", "http://host/"], "listed twice"),
     ],
 )
 def test_an_address_that_is_none_is_refused(urls: list[str], message: str) -> None:

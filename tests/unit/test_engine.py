@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from trinity_db.config import ScratchConfig
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines import kv_cache, transformers_engine
 from trinity_db.explorer.engines.decoded_rows import Row
@@ -19,8 +19,8 @@ from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 from trinity_db.explorer.engines.trial import decodes_side_by_side
 from trinity_db.models import build_scratch, folder_digest, load_model, load_tokenizer
+from trinity_db.models.chat.prompts import PromptTooLong
 from trinity_db.models.model_folder import write
-from trinity_db.prompts import PromptTooLong
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 1, 2], [3, 3], [2, 4, 6, 8]]
 
@@ -99,7 +99,8 @@ def test_in_16_bits_a_version_in_float32_is_rounded_as_a_trainer_rounds_it(
         engine = TransformersEngine("cpu", dtype=dtype)
         for version in (0, 1):  # it builds the model, and reads weights into it
             load(engine, folder, version)
-            found.append(run(engine, PROMPTS))
+            # One after the other: in float16 a row's numbers depend on the rows beside it.
+            found.append([completion for prompt in PROMPTS for completion in run(engine, [prompt])])
         engine.close()
     assert [[one.logprobs for one in each] for each in found] == [[one.logprobs for one in found[0]]] * 4
 
@@ -120,7 +121,7 @@ def test_in_bfloat16_tokens_come_from_a_model_in_bfloat16_after_each_load(
             logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1)
             expected = logprobs.gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0].tolist()
             # An engine in float32 differs by 0.018 here.
-            assert completion.logprobs == pytest.approx(expected, abs=5e-3)
+            assert completion.logprobs == pytest.approx(expected, abs=1e-2)
     engine.close()
 
 
@@ -175,7 +176,13 @@ def test_the_seed_decides_the_sample(engine: TransformersEngine) -> None:
 
 
 def test_a_sample_does_not_depend_on_what_is_sampled_beside_it(engine: TransformersEngine) -> None:
+    computed: list[int] = []
+    hook = engine._model.register_forward_pre_hook(
+        lambda _, __, named: computed.append(len(named["input_ids"])), with_kwargs=True
+    )
     together = run(engine, PROMPTS * 20, temperature=1.5)
+    hook.remove()
+    assert computed[:2] == [len(PROMPTS), 20 * len(PROMPTS)], "each prompt is computed once"
     for place in (0, 7, 42, 99):
         request = Request((PROMPTS * 20)[place], 12, 1.5, place)
         [alone] = sample_all(engine, [request])
@@ -232,7 +239,7 @@ def test_a_prompt_that_does_not_fit_is_refused(engine: TransformersEngine) -> No
 def test_a_token_that_the_model_does_not_know_is_refused_and_the_engine_goes_on(
     engine: TransformersEngine, token: int
 ) -> None:
-    with pytest.raises(ValueError, match="is none of this model's: 0 to 11"):
+    with pytest.raises(ValueError, match="outside of this model's vocabulary: 0 to 11"):
         run(engine, [[1, token]])
     assert len(run(engine, [[1, 11]])) == 1
 
@@ -261,7 +268,6 @@ def test_rows_that_are_given_up_while_the_batch_is_made_smaller_end_no_engine(
             row.ended = True
         return is_known
 
-    monkeypatch.setattr(kv_cache, "is_known", asked)
     random = np.random.default_rng(0)
     with torch.inference_mode():
         for _ in range(2):
@@ -269,6 +275,7 @@ def test_rows_that_are_given_up_while_the_batch_is_made_smaller_end_no_engine(
             rows.append(Row(Request([1, 2], 9), 9, random, loop, loop))
         engine._end_tokens = frozenset()
         batch = engine._begun([*rows])
+        monkeypatch.setattr(kv_cache, "is_known", asked)
         rows[0].ended = True
         engine._decode(batch)
     assert (engine._batch or batch).rows == [rows[1]]
@@ -310,8 +317,8 @@ def test_more_requests_than_there_is_memory_for_wait(
     sizes = []
     advance = TransformersEngine._advance
 
-    def watched(engine: TransformersEngine, batch: Any, positions: torch.Tensor) -> None:
-        advance(engine, batch, positions)
+    def watched(engine: TransformersEngine, batch: Any, *arguments: Any) -> None:
+        advance(engine, batch, *arguments)
         sizes.append(len(batch.rows) * max(row.longest for row in batch.rows))
 
     monkeypatch.setattr(TransformersEngine, "_advance", watched)

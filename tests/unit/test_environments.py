@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from tests.echo import Digits, Echo, Scripted
-from tests.processes import is_alive
-from tests.waiting import WAIT_SECONDS, until, wait_until
-from trinity_db.config import PromptConfig
+from tests.support.echo import Digits, Echo, Scripted
+from tests.support.processes import is_alive
+from tests.support.waiting import WAIT_SECONDS, until, wait_until
+from trinity_db.config.shared import PromptConfig
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.attempts import Attempts
+from trinity_db.explorer.attempt.attempts import Attempts
+from trinity_db.explorer.attempt.policy import Policy
+from trinity_db.explorer.attempt.workflow import of
 from trinity_db.explorer.config import EnvironmentConfig, ExplorerConfig
 from trinity_db.explorer.environments.instance import Instance
 from trinity_db.explorer.environments.played import Environment
-from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.workflow import of
 from trinity_db.store.groups import ClaimedGroup, Reward, Rollout
 
 COUNTING = """
@@ -137,13 +137,13 @@ def module() -> Any:
 
 def rows(rollout: Rollout) -> Sequence[tuple[str, str, Reward, str | None]]:
     assert rollout.error is None
-    return [(step.prompt, step.response, step.reward, step.state) for step in rollout.all_steps]
+    return [(step.prompt, step.response, step.reward, step.state) for step in rollout.steps]
 
 
 def test_an_attempt_is_one_sequence_in_which_observations_are_masked(own: Any) -> None:
     made = played({"name": f"{own(COUNTING)}:Counting"})
     assert rows(made) == [("12", "21" + "21" + "121221", 1.5, None)]
-    payload = made.all_steps[0].payload
+    payload = made.steps[0].payload
     assert payload.action_mask.tolist() == [False] * 2 + [True] * 2 + [False] * 2 + [True] * 6
 
 
@@ -155,7 +155,7 @@ def test_an_action_may_be_a_rollout_step_with_its_own_reward_and_state(own: Any)
 def test_messages_are_read_where_there_is_a_chat_template(own: Any) -> None:
     task = {"messages": [{"role": "user", "content": "5"}], "prompt": "12"}
     environment = {"name": f"{own(COUNTING)}:Counting", "length": 1}
-    [step] = played(environment, task, Echo(context=9)).all_steps
+    [step] = played(environment, task, Echo(context=9)).steps
     assert (step.prompt, step.response) == ("512", "215")
 
 
@@ -171,7 +171,7 @@ def test_the_members_of_a_group_share_the_seed_of_their_environments(own: Any) -
 
     def state(group: int, member: int) -> str | None:
         rollout = asyncio.run(made.make(ClaimedGroup(group, 1, {}, [0, 1]), member))
-        return rollout.all_steps[0].state
+        return rollout.steps[0].state
 
     assert state(1, 0) == state(1, 1) != state(2, 0)
 
@@ -274,7 +274,7 @@ def test_an_attempt_whose_environment_cannot_start_is_given_back_and_says_why(ow
     [
         ("return '1'", "reset returned str, not (observation, info)"),
         ("return '1', None", "reset returned None as info, not a dict"),
-        ("return 1, {}", "an observation is int, not a text"),
+        ("return 1, {}", "an observation is int, not a string"),
         ("raise KeyError('board')", "KeyError: 'board' (own.py, line 3, in reset)"),
         ("next(iter(()))", "RuntimeError: it raised StopIteration (own.py, line 3, in reset)"),
     ],
@@ -346,7 +346,7 @@ def test_an_environment_that_does_not_fit_is_found_before_the_run(
 
 
 def test_an_environment_and_a_workflow_do_not_go_together() -> None:
-    with pytest.raises(ValueError, match="leave out one of the two"):
+    with pytest.raises(ValueError, match="set only one of the two"):
         ExplorerConfig(environment="own.py:Counting", workflow="own.py:attempt")
 
 
@@ -361,8 +361,9 @@ def test_public_methods_are_tools_and_the_environment_says_the_reward(own: Any, 
     ]
     made = played(environment, {"prompt": "Guess.", "secret": 7}, Scripted(*says))
     assert made.error is None
-    [step] = made.all_steps
-    assert (step.prompt, step.reward) == ("<user>Guess. It is below 14.<assistant>", 1.0)
+    [step] = made.steps
+    assert step.prompt.endswith("<user>Guess. It is below 14.<assistant>")
+    assert step.reward == 1.0
     for told in (
         '{"odd": true}',
         "Error: ValueError: no such number",
@@ -376,7 +377,7 @@ def test_public_methods_are_tools_and_the_environment_says_the_reward(own: Any, 
 def test_the_calls_of_the_last_turn_are_made(own: Any) -> None:
     environment = {"name": f"{own(GUESSING)}:Guessing", "turns": 1}
     made = played(environment, {"prompt": "?", "secret": 7}, Scripted(call("guess", number=7)))
-    assert [step.reward for step in made.all_steps] == [1.0]
+    assert [step.reward for step in made.steps] == [1.0]
 
 
 def test_a_method_may_say_the_reward_or_nothing_does(own: Any) -> None:
@@ -386,7 +387,7 @@ def test_a_method_may_say_the_reward_or_nothing_does(own: Any) -> None:
     )
     for name, reward in (("Judge", 0.25), ("Idle", None)):
         made = played({"name": f"own.py:{name}"}, {"prompt": "?"}, Scripted("Done."))
-        assert [step.reward for step in made.all_steps] == [reward]
+        assert [step.reward for step in made.steps] == [reward]
 
 
 def test_environments_in_processes_of_their_own_use_each_for_one_attempt_after_another(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trinity_db.explorer.evaluating import Look
-from trinity_db.store.evaluations import Due
+from trinity_db.explorer.loop.evaluating import Look
+from trinity_db.store.evaluations import DueEvaluation
 from trinity_db.store.policies import Checkpoint, PolicyVersion
 
 WEIGHTS = Path("version-3")
@@ -19,5 +19,7 @@ NEWEST = PolicyVersion(3, 6, WEIGHTS, "hash", Checkpoint(Path("checkpoint-3"), "
 def test_evaluation_and_training_share_an_engine_that_has_the_weights_of_both(
     version: int, checkpoint_hash: str, is_shared: bool
 ) -> None:
-    due = Due(1, version, 6, WEIGHTS, checkpoint_hash, samples=1, temperature=0.0, max_new_tokens=4, seed=0)
+    due = DueEvaluation(
+        1, version, 6, WEIGHTS, checkpoint_hash, samples=1, temperature=0.0, max_new_tokens=4, seed=0
+    )
     assert Look(is_finished=False, newest=NEWEST, due=due).is_shared == is_shared

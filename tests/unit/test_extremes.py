@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from trinity_db.configuration import RunConfig
+from trinity_db.config.base import load, sections_below, validate
 from trinity_db.errors import ConfigError
-from trinity_db.settings import load, sections_below, validate
+from trinity_db.run.configuration import RunConfig
 
 ONLINE: dict[str, Any] = {
     "name": "a",
@@ -114,7 +114,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("name: !!set {a, b}", "could not determine a constructor"),
         ("name: !!python/object:os.system x", "could not determine a constructor"),
         ("1: 2\n[a]: 3", "unhashable|unknown key|valid string"),
-        ("name: a\nname: b", "stands twice"),
+        ("name: a\nname: b", "appears twice"),
         (json.dumps({**ONLINE, "x" * 1000: 1}), "unknown key 'x{100}'"),
         ("name: .nan", "name: Input should be a valid string"),
     ],

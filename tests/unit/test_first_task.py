@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from trinity_db.cli.first_task import FirstTask, lines_and_warning, render
-from trinity_db.config import ModelConfig, ScratchConfig
-from trinity_db.prompts import PLAIN_PROMPT_WARNING
+from trinity_db.config.shared import ModelConfig, ScratchConfig
+from trinity_db.models.chat.prompts import PLAIN_PROMPT_WARNING
+from trinity_db.run.first_task import FirstTask, lines_and_warning, render
 
 QUESTION = {"prompt": "Why?"}
 

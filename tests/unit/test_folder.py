@@ -137,9 +137,9 @@ def test_a_folder_in_the_way_is_gone_around(own: Folder) -> None:
 def test_nothing_is_written_to_a_folder_that_was_given_to_another(own: Folder) -> None:
     (own.path / OWNER_FILE).write_text(json.dumps(OTHER))
     kept = version(own.path, 1)
-    with pytest.raises(TrinityError, match=r"does not name this run in its run\.json any more"):
+    with pytest.raises(TrinityError, match=r"no longer names this run in its run\.json"):
         own.version_folder(2)
-    with pytest.raises(TrinityError, match="does not name this run"):
+    with pytest.raises(TrinityError, match="no longer names this run"):
         own.clear_leftovers([])
     own.delete(1, kept)
     assert kept.is_dir()
@@ -165,17 +165,15 @@ def publish(own: Folder, number: int) -> Publication:
 
 
 def test_checkpoints_that_the_store_has_forgotten_are_set_aside(own: Folder) -> None:
-    publications = [publish(own, number) for number in range(1, 5)]
+    for number in range(1, 5):
+        publish(own, number)
     for _ in range(2):  # the second time they are set aside already
         assert own.set_lost_aside(2) == [3, 4]
         own.clear_leftovers(["version-000001", "version-000002"])
         names = [path.name for path in sorted(own.path.glob("version-*"))]
         assert names == ["version-000001", "version-000002", "version-000003.later", "version-000004.later"]
-    place = own.path / "version-000004.later"
-    assert own.lost_checkpoint(4) == (publications[3], place, place)
     assert own.lost_checkpoint(2) is None
-    (own.path / "version-000004.later" / "model.safetensors").write_text("damaged")
-    assert own.lost_checkpoint(4) is None
+    assert own.lost_checkpoint(4) is None, "its weights alone were recorded"
     assert own.set_lost_aside(4) == [], "they are on the record by now"
 
 
@@ -266,7 +264,7 @@ def test_a_path_that_is_no_folder_of_that_version_is_left_alone(
         with caplog.at_level(logging.WARNING):
             getattr(own, verb)(4, path)
         [line] = caplog.messages
-        assert line.startswith(f"version 4: {path} is no folder of version 4 in {own.path}, and is left")
+        assert line.startswith(f"version 4: {path} is not a folder of version 4 in {own.path}, and is left")
     assert sorted(tmp_path.rglob("*")) == before
 
 

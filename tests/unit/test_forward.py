@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trinity_db.arrays import Payload
-from trinity_db.config import ScratchConfig
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, chunked_logprobs, load_model
 from trinity_db.models.forward import Forward, trained_mask, trained_values
@@ -346,7 +346,7 @@ def test_a_model_whose_results_depend_on_the_length_of_the_call_gets_one_for_eac
 def test_a_model_whose_tokens_see_those_after_them_is_refused() -> None:
     sizes = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
     model = transformers.BertLMHeadModel(transformers.BertConfig(**sizes)).eval()
-    with pytest.raises(ConfigError, match=r"BertLMHeadModel lets tokens see those after them; take a causal"):
+    with pytest.raises(ConfigError, match=r"BertLMHeadModel lets tokens attend to later ones; take a causal"):
         Forward(model, TrainerConfig())
 
 

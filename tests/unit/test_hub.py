@@ -9,13 +9,13 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from tests.hub import COMMIT, NAME, Hub, model_files, serving
-from trinity_db import model_revisions
-from trinity_db.config import ModelConfig, ScratchConfig
-from trinity_db.configuration import RunConfig
+from tests.support.hub import COMMIT, NAME, Hub, model_files, serving
+from trinity_db.config.shared import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models import build_scratch, check_source, folder_digest, hub, load_model
-from trinity_db.processors import lists
+from trinity_db.processors.lists import lists
+from trinity_db.run import model_revisions
+from trinity_db.run.configuration import RunConfig
 
 PATH, PINNED = Path(NAME), f"main@{COMMIT}"
 NEEDED = ["config.json", "generation_config.json", "model.safetensors"]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from trinity_db.data.files.cells import csv_reader, write_csv
+from trinity_db.data.files.readers import open_rows
+from trinity_db.data.records.columns import Columns
+from trinity_db.data.rejects import Rejected
 from trinity_db.errors import ImportFileError
-from trinity_db.imports.cells import csv_reader, write_csv
-from trinity_db.imports.readers import open_rows
-from trinity_db.imports.rejects import Rejected
 
 SAID = [{"role": "user", "content": "2,5\n+ 1?"}]
 
@@ -48,18 +49,18 @@ def test_where_they_mean_nothing_they_stay_text(tmp_path: Path) -> None:
         assert list(open_rows(tmp_path / "rows.csv", of_csv=reader)) == [(2, {"prompt": "a", "label": label})]
 
 
-def test_messages_are_json_in_a_cell(tmp_path: Path) -> None:
-    def rows(*cells: str) -> list[Any]:
+def test_messages_in_a_cell_are_read_as_in_any_text(tmp_path: Path) -> None:
+    def records(*cells: str) -> list[Any]:
         with (tmp_path / "made.csv").open("w", newline="") as file:
             csv.writer(file).writerows([["prompt", "n"], *([cell, "[1]"] for cell in cells)])
-        return [row for _, row in open_rows(tmp_path / "made.csv")]
+        columns = Columns("tasks")
+        return [one for _, row in open_rows(tmp_path / "made.csv") for one in columns.read(row)]  # type: ignore[arg-type]
 
-    assert rows(json.dumps(SAID)) == [{"prompt": SAID, "n": "[1]"}]
-    assert rows("[1, 2] is a list", "[]") == [
-        {"prompt": "[1, 2] is a list", "n": "[1]"},
-        {"prompt": "[]", "n": "[1]"},
-    ]
-    [python] = rows("[{'role': 'user', 'content': 'hi'}]")
+    [messages] = records(json.dumps(SAID))
+    assert messages.payload == {"messages": SAID, "n": "[1]"}
+    texts = ["[1, 2] is a list", "[]"]
+    assert [one.payload["prompt"] for one in records(*texts)] == texts
+    [python] = records("[{'role': 'user', 'content': 'hi'}]")
     assert python.reason == "'prompt' looks like messages, and is not JSON"
 
 
@@ -82,7 +83,7 @@ def test_bad_rows_are_rejected_and_the_others_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("prompt;answer\na;b\n", "no commas part its columns"),
+        ("prompt;answer\na;b\n", "its delimiter is not a comma"),
         ("prompt,answer,prompt\na,b,c\n", "two columns have the name 'prompt'"),
         (b"prompt,\xff\na,b\n", "the names in its first line are not UTF-8"),
         ("prompt,answer\n", "holds no rows"),
@@ -108,7 +109,7 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     write_csv(path)
     with path.open(encoding="utf-8", newline="") as file:
         assert next(csv.reader(file)) == [
-            "prompt", "reward", "answer:json", "extra:json", "response:json", "messages:json"
+            "prompt", "reward", "answer:json", "extra:json", "response", "messages:json"
         ]  # fmt: skip
     found = [
         {name: value for name, value in row.items() if value is not None}

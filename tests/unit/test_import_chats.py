@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.columns import read, reason
-from trinity_db.imports.records import Demonstration, Kind, Preference, Task, Trajectory, Unpaired
+from tests.support.columns import read, reason
+from trinity_db.data.records.records import Demonstration, Kind, Preference, Task, Trajectory, Unpaired
 
 USER = {"role": "user", "content": "What color is the sky?"}
 BLUE = {"role": "assistant", "content": "It is blue."}
@@ -106,7 +106,7 @@ def test_people_read_what_was_called() -> None:
     )
 
 
-NO_OBJECT = "'messages' holds a tool call whose 'arguments' are no JSON object"
+NO_OBJECT = "'messages' holds a tool call whose 'arguments' are not a JSON object"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ NO_OBJECT = "'messages' holds a tool call whose 'arguments' are no JSON object"
         (
             "demonstrations",
             {"messages": [USER, BLUE | {"tool_calls": "look"}]},
-            "'messages' holds 'tool_calls' that are no list",
+            "'messages' holds 'tool_calls' that are not a list",
         ),
         (
             "demonstrations",
@@ -155,7 +155,7 @@ NO_OBJECT = "'messages' holds a tool call whose 'arguments' are no JSON object"
         (
             "preferences",
             {"prompt": [USER], "chosen": [BLUE], "rejected": [CALL, RESULT]},
-            "'rejected' must end with a turn of the assistant's",
+            "'rejected' must end with an assistant turn",
         ),
         (
             "preferences",

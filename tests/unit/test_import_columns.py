@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.columns import read, reason
-from trinity_db.errors import ConfigError
-from trinity_db.imports.columns import Columns
-from trinity_db.imports.mapping import parse_options
-from trinity_db.imports.readers import open_rows
-from trinity_db.imports.records import (
+from tests.support.columns import read, reason
+from trinity_db.data.files.readers import open_rows
+from trinity_db.data.records.columns import Columns
+from trinity_db.data.records.mapping import parse_options
+from trinity_db.data.records.records import (
     Demonstration,
     Kind,
     Preference,
@@ -19,7 +18,8 @@ from trinity_db.imports.records import (
     Trajectory,
     Unpaired,
 )
-from trinity_db.imports.rejects import Rejected
+from trinity_db.data.rejects import Rejected
+from trinity_db.errors import ConfigError
 
 GSM8K = Path(__file__).parents[2] / ".." / "shared" / "data" / "gsm8k"
 
@@ -46,10 +46,9 @@ def talk(*messages: dict[str, Any]) -> Task:
         ({"messages": [USER, BLUE]}, {"messages": [USER], "answer": "It is blue."}),
         ({"messages": [USER, BLUE], "answer": 7}, {"messages": [USER], "answer": 7}),
         ({"question": "1+1?", "answer": "#### 2"}, {"prompt": "1+1?", "answer": "#### 2"}),
-        ({"prompt": "p", "messages": [USER, BLUE]}, {"prompt": "p"}),
         (
             {"prompt": "p", "level": 3.0, "unit_tests": ["a"], "note": None, "meta": {"a": None, "b": 1}},
-            {"prompt": "p", "level": 3, "unit_tests": ["a"], "meta": {"b": 1}},
+            {"prompt": "p", "level": 3.0, "unit_tests": ["a"], "note": None, "meta": {"a": None, "b": 1}},
         ),
     ],
 )
@@ -90,7 +89,7 @@ def test_a_demonstration_is_two_columns(row: dict[str, Any]) -> None:
 
 def test_columns_that_mean_nothing_are_kept_as_extra() -> None:
     record = read("demonstrations", {"prompt": "p", "completion": "c", "id": 7, "tags": ["a"], "none": None})
-    assert record.extra == {"id": 7, "tags": ["a"]}
+    assert record.extra == {"id": 7, "tags": ["a"], "none": None}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,8 @@ def test_a_mapping_renames_columns_and_leads_into_objects() -> None:
 
 def test_a_mapping_decides_between_conversation_and_columns() -> None:
     row = {"prompt": "p", "response": "r", "messages": [USER, BLUE], "talk": [USER, GREEN]}
-    assert read("demonstrations", row).response == "r"
+    assert reason("demonstrations", row) == "'prompt' is not part of 'messages'; choose with --map"
+    assert read("demonstrations", row, prompt="prompt").response == "r"
     assert read("demonstrations", row, messages="messages").response == "It is blue."
     assert read("demonstrations", row, messages="talk").response == "It is green."
     assert (
@@ -230,7 +230,7 @@ def test_a_bad_match_of_a_star_leaves_the_others() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("tasks", ["promt=question"], "'promt' is no part of tasks; did you mean 'prompt'"),
+        ("tasks", ["promt=question"], "'promt' is not a field of tasks; did you mean 'prompt'"),
         ("tasks", ["reward=x"], "known names: prompt, messages, answer"),
         ("tasks", ["prompt"], "write it as our_name=their_column"),
         ("tasks", ["=x"], "write it as our_name=their_column"),
@@ -240,8 +240,8 @@ def test_a_bad_match_of_a_star_leaves_the_others() -> None:
         ("demonstrations", ["messages=a", "prompt=b"], "map either it or them"),
         ("tasks", ["prompt=*.a"], r"a '\*' needs --as trajectories"),
         ("trajectories", ["response=*"], "has a field after it"),
-        ("trajectories", ["response=a.*.b"], "stands first"),
-        ("trajectories", ["response=*.*.b"], "stands first"),
+        ("trajectories", ["response=a.*.b"], "comes first"),
+        ("trajectories", ["response=*.*.b"], "comes first"),
     ],
 )
 def test_a_mapping_that_means_nothing_is_refused(kind: Kind, options: list[str], message: str) -> None:

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.columns import read as record_of
+from tests.support.columns import read as record_of
+from trinity_db.data.files.readers import open_rows
+from trinity_db.data.formats import FORMATS, FormatReader
+from trinity_db.data.records.records import Kind, Unfit
+from trinity_db.data.rejects import Rejected
 from trinity_db.errors import ConfigError
-from trinity_db.imports.formats import FORMATS, FormatReader
-from trinity_db.imports.readers import open_rows
-from trinity_db.imports.records import Kind, Unfit
-from trinity_db.imports.rejects import Rejected
 
 USER = {"role": "user", "content": "What color is the sky?"}
 BLUE = {"role": "assistant", "content": "It is blue."}
@@ -116,7 +116,7 @@ def test_a_parquet_file_of_verl_is_recognised_and_read(tmp_path: Path) -> None:
         VERL["extra_info"],
         VERL["prompt"],
     )
-    assert "extra_info" not in second
+    assert second["extra_info"] is None
 
 
 def test_attempts_that_verl_wrote_down_have_its_score() -> None:
@@ -171,10 +171,10 @@ def test_a_group_without_log_probabilities_and_messages_still_has_tokens() -> No
     ("change", "message"),
     [
         ({"scores": [1.0]}, "'tokens' must have one entry for each of 'scores'"),
-        ({"scores": None}, "'scores' is no list, as in a group of Atropos"),
+        ({"scores": None}, "'scores' is not a list, as in a group of Atropos"),
         ({"scores": []}, "'scores' is empty"),
-        ({"masks": [[0, 0, 1, 0, 0, 1], [0, 0, 1]]}, "'masks' must hold the token where it is trained, and "
-         "else -100"),
+        ({"masks": [[0, 0, 1, 0, 0, 1], [0, 0, 1]]}, "'masks' must repeat trained tokens, and "
+         "have -100 elsewhere"),
         ({"masks": [[-100] * 6, [-100] * 3]}, "'masks' trains no token"),
         ({"masks": [[1], [1]]}, "'masks' must have one number for each token"),
         ({"inference_logprobs": [[0.0], [0.0]]}, "'inference_logprobs' must have one number for each token"),
@@ -224,7 +224,7 @@ def test_a_function_of_the_users_is_a_format(tmp_path: Path) -> None:
         {"prompt": "1+1?", "response": "3"},
     ]
     assert reason("trajectories", {"q": "1+1?", "answers": [""]}, name) == (
-        "the format gives something other than objects"
+        "the format returned something other than objects"
     )
     assert "the format raised KeyError: 'answers'" in reason("trajectories", {"q": "1+1?"}, name)
     assert "line 2, in rows)" in reason("trajectories", {"q": "1+1?"}, name)

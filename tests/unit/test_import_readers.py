@@ -13,10 +13,10 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+from trinity_db.data.files.readers import open_rows
+from trinity_db.data.records.records import MAX_RECORD_BYTES
+from trinity_db.data.rejects import MAX_ROW_CHARACTERS, Rejected
 from trinity_db.errors import ConfigError, ImportFileError
-from trinity_db.imports.readers import open_rows
-from trinity_db.imports.records import MAX_RECORD_BYTES
-from trinity_db.imports.rejects import MAX_ROW_CHARACTERS, Rejected
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "one", "chosen": "é", "n": 1},
@@ -151,7 +151,7 @@ def test_a_table_row_that_json_cannot_hold_is_rejected_alone(tmp_path: Path) -> 
     assert reasons_of(tmp_path / "rows.parquet") == {
         2: "is not UTF-8",
         3: "holds bytes, which have no JSON form",
-        4: "holds a time beyond what Python knows",
+        4: "holds a time outside Python's range",
     }
 
 
@@ -169,8 +169,10 @@ def test_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> No
         ('{"a": 1}'.encode("utf-16"), "is not UTF-8"),
         (b"[1, 2]", "is not a JSON object"),
         (b"null", "is not a JSON object"),
-        (b'{"a": NaN}', "is not JSON: NaN is no number"),
-        (b'{"a": -Infinity}', "is not JSON: -Infinity is no number"),
+        (b'{"a": NaN}', "is not JSON: NaN is not a number"),
+        (b'{"a": -Infinity}', "is not JSON: -Infinity is not a number"),
+        (b'{"a": -1e400}', "is not JSON: -1e400 is too large"),
+        (b'{"b": [{"a": 1, "a": 2}]}', "is not JSON: the name 'a' occurs twice in an object"),
         (b"[" * 100_000, "is not JSON: maximum recursion depth exceeded"),
         (b'{"a": ' + b"1" * 5_000 + b"}", "is not JSON: Exceeds the limit"),
     ],
@@ -183,6 +185,29 @@ def test_a_bad_line_is_rejected_alone(tmp_path: Path, line: bytes, reason: str) 
     assert isinstance(rejected, Rejected)
     assert rejected.reason.startswith(reason)
     assert len(rejected.row) <= MAX_ROW_CHARACTERS
+
+
+def test_a_bad_item_of_a_list_is_rejected_alone(tmp_path: Path) -> None:
+    items = [
+        '{"a": [1], "b": "]"}',
+        '{"a": {"b": 1, "b": 2}}',
+        '{"a": 3}',
+        '[{"a": NaN}]',
+        '{"a": 1e400}',
+        "4",
+    ]
+    path = write(tmp_path / "rows.json", (" [" + " ,\n".join(items) + "\n] ").encode())
+    assert [(line, row) for line, row in open_rows(path) if not isinstance(row, Rejected)] == [
+        (1, {"a": [1], "b": "]"}),
+        (3, {"a": 3}),
+    ]
+    assert reasons_of(path) == {
+        2: "is not JSON: the name 'b' occurs twice in an object",
+        4: "is not JSON: NaN is not a number",
+        5: "is not JSON: 1e400 is too large",
+        6: "is not a JSON object",
+    }
+    assert [row.row for _, row in open_rows(path) if isinstance(row, Rejected)] == [items[1], *items[3:]]
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
@@ -224,7 +249,7 @@ def test_a_cut_off_last_line_is_rejected(tmp_path: Path) -> None:
         ("rows.json", b'[{"a": 1}, {"a"', "is not JSON: Expecting"),
         ("rows.json", b'{"a": [1]}\n{"a": [2]}\n', r"is not JSON: Extra data.* name it \.jsonl"),
         ("rows.json", b'["\xff"]', "is not UTF-8, from byte 2 on"),
-        ("rows.json", b'[{"a": NaN}]', "is not JSON: NaN is no number"),
+        ("rows.json", b'{"a": [1], "a": [2]}', "is not JSON: the name 'a' occurs twice in an object"),
         ("rows.json", b'{"a": [1], "b": [1, 2]}', "columns differ in length"),
         ("rows.json", b'{"a": 1}', "must be a list of objects, or an object of columns"),
         ("rows.json", b'"a"', "must be a list of objects, or an object of columns"),

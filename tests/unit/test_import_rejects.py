@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_db.imports.rejects import MAX_ROW_CHARACTERS, Rejected, RejectsFile, Summary, rejects_path
+from trinity_db.data.rejects import MAX_ROW_CHARACTERS, Rejected, RejectsFile, Summary, rejects_path
 
 
 def test_rejected_rows_are_written_with_line_and_reason(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tests.recipes import recipe
-from trinity_db.arrays import Payload
-from trinity_db.config import ScratchConfig
+from tests.support.recipes import recipe
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.models import build_scratch, inner_values
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch

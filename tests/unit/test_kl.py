@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.recipes import recipe
-from trinity_db.settings import validate
+from tests.support.recipes import recipe
+from trinity_db.config.base import validate
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.parts import kl
-from trinity_db.trainer.parts.kinds import chosen, section
+from trinity_db.trainer.recipes.parts import kl
+from trinity_db.trainer.recipes.parts.kinds import chosen, section
 
 Estimator = Callable[..., Tensor]
 ESTIMATORS: list[Estimator] = [kl.k1, kl.k2, kl.k3, kl.low_var, kl.abs]
@@ -132,8 +132,8 @@ def test_where_the_last_reward_counts_each_step_has_the_penalty_of_its_whole_att
 
 
 OWN = """
-from trinity_db.trainer.parts import advantages
-from trinity_db.trainer.parts.properties import having
+from trinity_db.trainer.recipes.parts import advantages
+from trinity_db.trainer.recipes.parts.properties import having
 
 @having(last_rewards=True)
 def mine(rewards, groups, rollouts, steps):
@@ -184,8 +184,8 @@ def test_an_adaptive_coefficient_rises_above_the_target_and_falls_below_it(
 @pytest.mark.parametrize(
     ("name", "given", "reason"),
     [
-        ("k1", {"applies_to": "loss"}, "k1 as a loss has an expected gradient of zero; take k2"),
-        ("corrected_k3", {"applies_to": "reward"}, "corrected_k3 in the reward is k3"),
+        ("k1", {"applies_to": "loss"}, "k1 as a loss has an expected gradient of zero; use k2"),
+        ("corrected_k3", {"applies_to": "reward"}, "corrected_k3 in the reward equals k3"),
     ],
 )
 def test_an_estimate_is_refused_where_it_does_nothing(name: str, given: dict[str, str], reason: str) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from tests.recipes import recipe
-from trinity_db.arrays import Payload
-from trinity_db.config import ScratchConfig
+from tests.support.recipes import recipe
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch
 from trinity_db.trainer.algorithms.compositions import create
@@ -19,8 +19,8 @@ from trinity_db.trainer.algorithms.interface import Algorithm
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch, mismatched
 from trinity_db.trainer.learner.learner import Learner
-from trinity_db.trainer.parts.label_losses import apo_zero_unpaired, kto
-from trinity_db.trainer.parts.totals import count
+from trinity_db.trainer.recipes.parts.label_losses import apo_zero_unpaired, kto
+from trinity_db.trainer.recipes.parts.totals import count
 
 DESIRABLE = torch.tensor([True, False])
 

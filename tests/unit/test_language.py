@@ -5,10 +5,10 @@ from typing import cast
 
 import pytest
 
-from tests.steps import load, verdicts
-from trinity_db.config import ModelConfig
+from tests.support.steps import load, verdicts
+from trinity_db.config.shared import ModelConfig
 from trinity_db.errors import ConfigError
-from trinity_db.processors.step import Context, Step
+from trinity_db.processors.lists.step import Context, Step
 from trinity_db.schema.states import Outcome
 
 ENGLISH = "First we add the twelve apples and the fifteen pears, so there are twenty-seven pieces of fruit."
@@ -72,9 +72,7 @@ def test_an_unknown_language_is_refused_with_the_nearest_that_is_known(
     in_language: Callable[..., Step],
 ) -> None:
     [step] = load("clean", {"name": "in_language", "languages": ["en", "dee"]})
-    with pytest.raises(
-        ConfigError, match=r"in_language: py3langid knows no language 'dee'; did you mean 'de'"
-    ):
+    with pytest.raises(ConfigError, match=r"in_language: py3langid has no language 'dee'; did you mean 'de'"):
         step.check(MODEL)
 
 

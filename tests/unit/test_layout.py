@@ -1,5 +1,6 @@
 """The roles are top-level folders and import as parts of trinity_db, never under their bare names."""
 
+import ast
 import importlib
 import re
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import trinity_db
-from trinity_db.diagnosis.installation import EXTRAS
+from trinity_db.insight.checks.installation import EXTRAS
 
 PACKAGE = Path(trinity_db.__file__).parent
 ROOT = PACKAGE.parent
@@ -53,4 +54,17 @@ def test_the_schema_cannot_be_imported_twice(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_doctor_looks_for_all_packages_of_an_extra() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, names in EXTRAS.items():
-        assert sorted(names) == sorted(re.split(r"[<>=\[]", one)[0] for one in declared[extra])
+        assert sorted(names) == sorted(
+            re.split(r"[<>=]", one)[0] for one in declared[extra] if not one.startswith("trinity-db[")
+        )
+
+
+def test_two_classes_of_one_package_never_share_a_name() -> None:
+    places: dict[tuple[str, str], list[str]] = {}
+    for folder in (PACKAGE, *(ROOT / name for name in LINKED)):
+        for path in folder.rglob("*.py"):
+            package = folder.name if folder != PACKAGE else path.relative_to(PACKAGE).parts[0]
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault((package, node.name), []).append(path.name)
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

@@ -21,7 +21,7 @@ SLOW = {"alembic", "numpy", "psycopg", "pyarrow", "sqlalchemy"}
 
 def config_modules() -> list[str]:
     # glob follows the links into the roles' folders; pathlib does not before Python 3.13.
-    found = glob.glob("**/config*.py", root_dir=PACKAGE, recursive=True)
+    found = [*glob.glob("**/config*.py", root_dir=PACKAGE, recursive=True), "config/shared.py"]
     return sorted(f"trinity_db.{path.removesuffix('.py').replace('/', '.')}" for path in found)
 
 
@@ -55,7 +55,7 @@ def loaded() -> dict[str, set[str]]:
 
 def test_every_role_has_its_settings_where_this_test_looks_for_them() -> None:
     roles = {f"trinity_db.{role}.config" for role in ("explorer", "processors", "trainer")}
-    assert roles | {"trinity_db.config", "trinity_db.configuration"} <= set(config_modules())
+    assert roles | {"trinity_db.config.shared", "trinity_db.run.configuration"} <= set(config_modules())
 
 
 @pytest.mark.parametrize("module", LIGHT)

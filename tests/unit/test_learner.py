@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from tests import sampled
-from tests.recipes import recipe
-from trinity_db.arrays import Payload
-from trinity_db.config import PromptConfig, ScratchConfig
+from tests.support import sampled
+from tests.support.recipes import recipe
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import PromptConfig, ScratchConfig
 from trinity_db.errors import ConfigError
+from trinity_db.explorer.attempt.policy import Policy
 from trinity_db.explorer.engines.engine import Request, sample_all
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
-from trinity_db.explorer.policy import Policy
 from trinity_db.models import build_scratch, load_model
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch

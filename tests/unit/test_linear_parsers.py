@@ -6,6 +6,7 @@ import json
 import random
 import re
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import Any
 import pytest
 
 import trinity_db
-from trinity_db.explorer import tools
+from trinity_db.explorer.attempt import tools
 from trinity_db.explorer.environments.adapters.reasoning_task import last_tagged
-from trinity_db.interruptible_json import parse_json
-from trinity_db.processors.steps import clean, code, rewards
-from trinity_db.processors.words import words
+from trinity_db.io.interruptible_json import parse_json
+from trinity_db.processors.answers import final, letters
+from trinity_db.processors.children import blocks
+from trinity_db.processors.jobs.words import PIECE, normalized, words
+from trinity_db.processors.steps import clean, rewards
 
 SMALL, LARGE = 1 << 15, 1 << 18
 MOST = 3 * LARGE / SMALL  # a quadratic parser takes 64 times as long
@@ -48,13 +51,18 @@ LITERALS: tuple[str, ...] = (
     "é",
     "\\",
 )
-LITERALS += ("``` x ", "```a` ", "```\n", " ", "\n", "a ")
+LITERALS += ("``` x ", "```a` ", "```\n", " ", "\n", "a ", "\u0315\u0300", "\uff9e\u0300")
 BEGINNINGS = ("", "```", "<tool_call><function=f>", '<tool_call>{"name":')
 TASK = {"answer": "1"}
 
 
 class Whole:
     """A tokenizer whose tokens are one text."""
+
+    chat_template = None
+    eos_token_id = None
+    all_special_tokens = ()
+    added_tokens_decoder: dict[int, Any] = {}  # noqa: RUF012
 
     def __init__(self, text: str) -> None:
         self.decode = lambda token_ids, **options: text
@@ -65,9 +73,12 @@ def called(text: str) -> Any:
 
 
 PARSERS: dict[str, Callable[[str], Any]] = {
-    "code": code._code,
+    "code": lambda text: [*blocks._blocks(text)],
     "tools": called,
     "exact_match": lambda text: rewards.exact_match(text, TASK),
+    "final": final.final,
+    "stated": lambda text: list(final.stated(text)),
+    "stated_letters": letters.stated_letters,
     "position_match": lambda text: rewards.position_match(text, TASK),
     "number_match": lambda text: rewards.number_match(text, TASK),
     "not_empty": clean.not_empty,
@@ -99,20 +110,24 @@ def test_each_reward_of_a_text_is_tried() -> None:
     assert texts - {"regex_match"} <= PARSERS.keys()  # its pattern is the user's own
 
 
-BLOCK = re.compile(r"```[^`\n]*```|```[ \t]*([^\s`]*)[^`\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
-def test_blocks_and_parameters_are_those_of_the_patterns_that_define_them() -> None:
+def test_parameters_are_those_of_the_pattern_that_defines_them() -> None:
     chance = random.Random(7)
     for _ in range(20_000):
-        text = "".join(chance.choices(["`", "```", "\n", "py", " ", "x"], k=chance.randrange(14)))
-        found = [(one[1].lower(), one[2]) for one in BLOCK.finditer(text) if one[2] is not None]
-        assert [*code._blocks(text)] == found, text
         text = "".join(
             chance.choices(["<parameter=", ">", "k", "\n", "</parameter>", "<"], k=chance.randrange(14))
         )
         assert [*tools._parameters(text)] == PARAMETER.findall(text), text
+
+
+def test_a_long_text_is_normalized_as_python_does() -> None:
+    chance = random.Random(7)
+    letters = "aé\u0301\u0327 \n漢각\u11a8\u1100カ\uff9e\ufdfa①ｶ.\u0e33"
+    for _ in range(300):
+        text = "".join(chance.choices(letters, k=chance.randrange(3 * PIECE)))
+        assert normalized(text) == unicodedata.normalize("NFKC", text), text
 
 
 def test_long_json_is_read_as_short_json_is() -> None:
@@ -128,25 +143,37 @@ def test_long_json_is_read_as_short_json_is() -> None:
             parse_json(wrong)
 
 
-SOURCES = ("processors", "explorer", "imports", "page", "inspection", "labelling", "sandbox")
+SOURCES = ("processors", "explorer", "data", "page", "insight", "people", "sandbox")
 """Packages whose patterns may see a response, a prompt or a request."""
 SHORT, LONG = 1 << 12, 1 << 15
 ANYTHING = ("a", "a ", "1", "1 ", " ", "\n", "{", "(", '"', ",")
 ANCHORED = {
     "tools._FUNCTION": "fullmatch",
-    "mathematics._JOINT": "fullmatch",
-    "mathematics._WORDS": "fullmatch",
+    "final._JOINT": "fullmatch",
+    "latex._DELIMITED": "fullmatch",
+    "letters._BEFORE": "match",
+    "letters._LABEL": "fullmatch",
+    "letters._LOOSE": "match",
+    "letters._ONLY_LETTERS": "fullmatch",
+    "mathematics._LEADING_WORDS": "match",
+    "mathematics._SET": "fullmatch",
+    "numbers._JOINT": "fullmatch",
+    "numbers._OR": "fullmatch",
+    "words._NAME": "fullmatch",
+    "words._WORDS": "fullmatch",
 }
-"""Patterns that are tried at the beginning of a text alone."""
-NOT_TEXTS = {"origin.NAME", "origin.LOOPBACK", "start.PLAIN"}
+"""Patterns that must match a whole text, and are also tried on texts whose last character does not fit."""
+NOT_TEXTS = {"origin.NAME", "origin.LOOPBACK", "start.PLAIN", "final._END", "final._MONEY"}
 """Patterns of host names in an option, and of values that are cut to a length."""
 INLINE = {
-    "processors/lists.py": "names of steps",
+    "processors/lists/lists.py": "names of steps",
     "processors/judging/endpoint.py": "a name in the configuration",
-    "explorer/config.py": "a name in the configuration",
+    "explorer/engines/settings.py": "a name in the configuration",
     "processors/steps/rewards.py": "the user's own pattern",
     "explorer/environments/adapters/gymnasium_text.py": "names of actions, which do not repeat",
-    "imports/rejects.py": "the name of a run",
+    "data/rejects.py": "the name of a run",
+    "data/copies/importer.py": "the name of a run",
+    "insight/checks/tables.py": "the name of an index",
     "page/examples.py": "a file of the package",
 }
 """Files that use a pattern without a name, and what it sees."""
@@ -228,6 +255,7 @@ def test_time_of_a_pattern_grows_with_the_length_of_the_text(name: str) -> None:
     pattern = patterns()[name]
     apply = getattr(pattern, ANCHORED.get(name, "findall"))
     for beginning, one in worst_texts(pattern):
-        short, long = (beginning + one * (size // len(one)) for size in (SHORT, LONG))
-        limit = 3 * LONG / SHORT * max(seconds(apply, short), 0.004)
-        assert seconds(apply, long) < limit, (beginning, one)
+        for end in ("", "~") if name in ANCHORED else ("",):
+            short, long = (beginning + one * (size // len(one)) + end for size in (SHORT, LONG))
+            limit = 3 * LONG / SHORT * max(seconds(apply, short), 0.004)
+            assert seconds(apply, long) < limit, (beginning, one, end)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from trinity_db.explorer.engines.engine import Engine
-from trinity_db.explorer.loading import LoadedVersion
+from trinity_db.explorer.loop.loading import LoadedVersion
 from trinity_db.models import folder_digest
 from trinity_db.store.policies import PolicyVersion
 from trinity_db.weights import packed
@@ -26,7 +26,7 @@ class Converting:
         self.folders.append(folder)
         if len(self.folders) == 1:
             base = folder.with_name("version-000002")
-            assert packed.write(folder, base, self.digest, packed.place_of(folder))
+            assert packed.write(folder, base, self.digest, packed.delta_folder(folder))
             shutil.rmtree(folder)
         (folder / "weights").read_bytes()
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.recipes import recipe
+from tests.support.recipes import recipe
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.algorithms.interface import Columns
-from trinity_db.trainer.parts.totals import Totals
+from trinity_db.trainer.recipes.parts.totals import Totals
 
 
 def dpo_rows(policy: Tensor, reference: Tensor, mask: Tensor) -> Columns:

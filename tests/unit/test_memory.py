@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.recipes import recipe
-from trinity_db.arrays import Payload
-from trinity_db.config import ScratchConfig
+from tests.support.recipes import recipe
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import TrinityError
 from trinity_db.models import build_scratch
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.distribution.ranks import ALONE
-from trinity_db.trainer.lead_follow import LearnerSetup
 from trinity_db.trainer.learner import policy
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
 from trinity_db.trainer.learner.memory import model_has_to_fit, rows_have_to_fit
+from trinity_db.trainer.loop.lead_follow import LearnerSetup
 
 MIB = 1 << 20
 ON_GPU = torch.OutOfMemoryError("Tried to allocate 20 GiB.\nGPU 0 has 79 GiB")
@@ -62,7 +62,8 @@ def test_a_row_that_does_not_fit_names_the_keys_that_help(model: Path) -> None:
     expected = (
         r"^The memory of this machine is too small for these rows \(its longest row has 60000 tokens.*"
         r"set trainer.gradient_checkpointing: true or trainer.sharding: full on more ranks, or "
-        r"shorten rows: rollouts by explorer.max_new_tokens, imported ones in a new run by trainer.max_length"
+        r"shorten rows: rollouts with explorer.max_new_tokens, imported ones in a new run with "
+        r"trainer.max_length"
     )
     with little_memory(), pytest.raises(TrinityError, match=expected) as raised:
         one.step(Batch(rows(60_000, 10)))
@@ -90,7 +91,7 @@ def test_a_smaller_micro_batch_is_advised_where_several_rows_share_one() -> None
         "The memory of the GPU is too small for these rows (its longest row has 900 tokens, and one device "
         "computes all of a row): lower trainer.micro_batch_tokens, which is 4096, or set "
     )
-    assert said.endswith("in a new run by trainer.max_length. Tried to allocate 20 GiB. GPU 0 has 79 GiB")
+    assert said.endswith("in a new run with trainer.max_length. Tried to allocate 20 GiB. GPU 0 has 79 GiB")
 
 
 def test_a_pair_goes_through_the_model_together() -> None:

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.recipes import recipe
-from trinity_db.arrays import Payload
-from trinity_db.config import ScratchConfig
+from tests.support.recipes import recipe
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.models import build_scratch
 from trinity_db.store.metrics import Outcomes
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
-from trinity_db.trainer.recipes import RECIPES
+from trinity_db.trainer.recipes.recipes import RECIPES
 from trinity_db.trainer.rows.step_metrics import of_rollouts, of_time
 
 TEXT = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()

@@ -8,9 +8,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests.recipes import recipe
-from trinity_db.arrays import Payload
-from trinity_db.config import ScratchConfig
+from tests.support.recipes import recipe
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
@@ -142,11 +142,11 @@ def test_the_share_of_expert_rows_follows_the_steps_and_goes_on_from_a_checkpoin
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mu_valley": 0.1}, "mu_valley and mu_decay_steps go together"),
-        ({"mu_decay_steps": 5}, "mu_valley and mu_decay_steps go together"),
+        ({"mu_valley": 0.1}, "mu_valley and mu_decay_steps belong together"),
+        ({"mu_decay_steps": 5}, "mu_valley and mu_decay_steps belong together"),
         ({"mu": 1.5}, "less than or equal to 1"),
         ({"expert_rows": 0}, "greater than or equal to 1"),
-        ({"distillation": "reverse_kl"}, "distillation reads a teacher on each row"),
+        ({"distillation": "reverse_kl"}, "distillation needs a teacher's scores"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(options: dict[str, Any], message: str) -> None:

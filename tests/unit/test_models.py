@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.families import tiny
+from tests.others.families import tiny
 from trinity_db import models
-from trinity_db.config import ModelConfig, ScratchConfig
+from trinity_db.config.base import validate
+from trinity_db.config.shared import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError, MissingExtra
 from trinity_db.models import computing_dtype
+from trinity_db.models.chat.prompts import UntokenizableText, prompt_ids
 from trinity_db.models.embedding import EmbeddingModel
 from trinity_db.models.reward_model import check_reward_model
-from trinity_db.prompts import UntokenizableText, prompt_ids
-from trinity_db.settings import validate
 
 SMALL = ScratchConfig(alphabet="0123 >\n", hidden_size=16, layers=1, heads=2, context=24)
 
@@ -107,8 +107,8 @@ def test_a_folder_without_a_model_is_named_in_one_line(tmp_path: Path) -> None:
     for folder, message in (
         ("none", "no such model folder"),
         ("empty", "has no config.json"),
-        ("odd", "is no causal language model"),
-        ("cut", "is no causal language model"),
+        ("odd", "is not a causal language model"),
+        ("cut", "is not a causal language model"),
     ):
         with pytest.raises(ConfigError, match=message) as caught:
             models.load_model(tmp_path / folder)
@@ -177,13 +177,13 @@ def test_bfloat16_is_chosen_where_a_gpu_computes_in_it(
 def test_families_that_cannot_be_a_policy_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     config, model = tmp_path / "config.json", ModelConfig(path=tmp_path)
     config.write_text('{"model_type": "bert"}')
-    with pytest.raises(ConfigError, match="bert is an encoder, whose tokens see those after them"):
+    with pytest.raises(ConfigError, match="bert is an encoder, whose tokens attend to later ones"):
         models.check_source(model)
     config.write_text('{"model_type": "bert", "is_decoder": true}')
     models.check_source(model, is_decoded=True)
     config.write_text('{"model_type": "minimax"}')
     models.check_source(model)
-    with pytest.raises(ConfigError, match=r"does not sample rightly from minimax.*another engine"):
+    with pytest.raises(ConfigError, match=r"does not sample correctly from minimax.*another engine"):
         models.check_source(model, is_decoded=True)
 
 
@@ -259,7 +259,7 @@ def test_pickled_weights_run_nothing(tmp_path: Path) -> None:
             torch.save({"weight": Trap(tmp_path / "ran")}, folder / "pytorch_model.bin")
         else:
             (folder / "pytorch_model.bin").write_bytes(content)
-        with pytest.raises(ConfigError, match="is no causal language model: Weights only load failed"):
+        with pytest.raises(ConfigError, match="is not a causal language model: Weights only load failed"):
             models.load_model(folder)
     assert not (tmp_path / "ran").exists()
 
@@ -280,7 +280,7 @@ def test_a_configuration_that_transformers_cannot_follow_is_told_in_one_line(
     folder = scratch_in(tmp_path / "model")
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | changed))
-    with pytest.raises(ConfigError, match=r"model: is no causal language model: .") as refused:
+    with pytest.raises(ConfigError, match=r"model: is not a causal language model: .") as refused:
         models.load_model(folder, "cpu")
     assert "\n" not in str(refused.value)
 

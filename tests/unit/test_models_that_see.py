@@ -9,13 +9,13 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tests.recipes import recipe
-from tests.saving import save
-from trinity_db.arrays import Payload
+from tests.support.recipes import recipe
+from tests.support.saving import save
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.base import validate
 from trinity_db.models import load_model, load_tokenizer
+from trinity_db.models.lazy_weights import UnreadModel
 from trinity_db.models.scratch import scratch_tokenizer
-from trinity_db.models.unread import UnreadModel
-from trinity_db.settings import validate
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner

@@ -2,10 +2,10 @@
 
 import pytest
 
-from trinity_db.config import ModelConfig
+from trinity_db.config.shared import ModelConfig
 from trinity_db.errors import ConfigError
+from trinity_db.processors.jobs.words import runs, words
 from trinity_db.processors.steps.near_duplicates import HASHES, NotNearDuplicate, _signatures, band_rows
-from trinity_db.processors.words import runs, words
 from trinity_db.store.neighbours import jaccard
 
 

@@ -12,19 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.recipes import recipe
-from tests.saving import save_checkpoint
-from trinity_db.arrays import Payload
-from trinity_db.config import ModelConfig, ScratchConfig
+from tests.support.recipes import recipe
+from tests.support.saving import save_checkpoint
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.base import Change, Kept, rule, validate
+from trinity_db.config.shared import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError, MissingExtra
 from trinity_db.models import build_scratch
-from trinity_db.settings import Change, Kept, rule, validate
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner import optimizer
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
 from trinity_db.trainer.learner.micro_batches import Abandoned
-from trinity_db.trainer.setup import TrainerSetup
+from trinity_db.trainer.loop.setup import TrainerSetup
 
 OWN = """
 from collections import deque
@@ -221,7 +221,13 @@ def test_the_value_head_has_a_learning_rate_of_its_own(model: Path) -> None:
 def setup(name: str, **settings: Any) -> TrainerSetup:
     config = TrainerConfig.model_validate({"steps": 1, **settings})
     return TrainerSetup(
-        config, recipe(name), ModelConfig.model_validate({"scratch": {}}), 0, None, 1.0, Path("checkpoints")
+        trainer=config,
+        algorithm=recipe(name),
+        model=ModelConfig.model_validate({"scratch": {}}),
+        seed=0,
+        max_staleness=None,
+        temperature=1.0,
+        checkpoints=Path("checkpoints"),
     )
 
 
@@ -229,7 +235,7 @@ def test_what_cannot_be_made_is_refused_before_a_run_has_a_name(
     own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup("ppo", optimizer="muon", value_learning_rate=1e-3).check()
-    with pytest.raises(ConfigError, match=r"value_learning_rate: algorithm grpo, .* has no value head"):
+    with pytest.raises(ConfigError, match=r"value_learning_rate: algorithm grpo .* has no value head"):
         setup("grpo", value_learning_rate=1e-3).check()
     with pytest.raises(ConfigError, match=r"has no function 'Countin'; did you mean 'Counting'\?"):
         setup("grpo", optimizer=f"{own}:Countin").check()
@@ -257,9 +263,7 @@ def test_state_that_no_checkpoint_gives_back_is_named_before_it_is_saved(
 ) -> None:
     one = learner(model, {"name": f"{own}:Unread", "power": 0.5})
     one.step(batch())
-    with pytest.raises(
-        ConfigError, match=r"optimizer: its state has collections\.deque, with which no check"
-    ):
+    with pytest.raises(ConfigError, match=r"optimizer: its state has collections\.deque, which a checkpoint"):
         save_checkpoint(tmp_path / "v1", one)
     assert list(tmp_path.iterdir()) == []
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_db.processors.overlap import EvaluatedTasks
+from trinity_db.processors.jobs.overlap import EvaluatedTasks
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=30)
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from trinity_db.config.base import home
 from trinity_db.errors import ConfigError
 from trinity_db.models import folder_digest
 from trinity_db.models.rounding import round_to
 from trinity_db.models.weights_file import FILE, WeightsFile, is_sixteen_bit
-from trinity_db.settings import home
 from trinity_db.weights import cache, delta, packed
 
 SIZE = 1_000_000  # elements: a file of 2 MB, which is large enough for a delta
@@ -49,7 +49,7 @@ def whole(parent: Path, number: int) -> Path:
 
 def pack(parent: Path, number: int, digest: str, base: int) -> None:
     folder = whole(parent, number)
-    assert packed.write(folder, whole(parent, base), digest, packed.place_of(folder))
+    assert packed.write(folder, whole(parent, base), digest, packed.delta_folder(folder))
     shutil.rmtree(folder)
 
 
@@ -80,7 +80,7 @@ def test_any_version_of_a_chain_comes_back_to_the_bit(parent: Path, digests: Map
 def test_a_delta_takes_a_few_percent_of_a_version(parent: Path, digests: Mapping[int, str]) -> None:
     of_whole = sum(path.stat().st_size for path in whole(parent, LAST).rglob("*"))
     for number in range(1, LAST):
-        place = packed.place_of(whole(parent, number))
+        place = packed.delta_folder(whole(parent, number))
         assert sum(path.stat().st_size for path in place.rglob("*")) < 0.1 * of_whole
 
 
@@ -93,7 +93,7 @@ def test_a_folder_that_moved_keeps_its_versions(parent: Path, digests: Mapping[i
 def test_a_damaged_delta_names_the_versions_that_are_lost(
     parent: Path, digests: Mapping[int, str], name: str
 ) -> None:
-    path = packed.place_of(whole(parent, 4)) / packed.FILES / name
+    path = packed.delta_folder(whole(parent, 4)) / packed.FILES / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -114,7 +114,7 @@ def test_a_damaged_delta_names_the_versions_that_are_lost(
 def test_a_delta_that_cannot_be_read_names_the_versions_that_are_lost(
     parent: Path, digests: Mapping[int, str], damage: str
 ) -> None:
-    place = packed.place_of(whole(parent, 4))
+    place = packed.delta_folder(whole(parent, 4))
     file = place / packed.FILE
     if damage == "cut":
         (place / packed.FILES / FILE).write_bytes((place / packed.FILES / FILE).read_bytes()[:-1])
@@ -142,7 +142,7 @@ def test_a_damaged_whole_version_at_the_end_of_a_chain_is_named(
 
 
 def test_bases_that_name_one_another_end(parent: Path, digests: Mapping[int, str]) -> None:
-    file = packed.place_of(whole(parent, 4)) / packed.FILE
+    file = packed.delta_folder(whole(parent, 4)) / packed.FILE
     file.write_text(file.read_text().replace('"version-000005"', '"version-000002"'))
     with pytest.raises(ConfigError, match="do not end"):
         cache.whole(whole(parent, 3), 3, digests[3])
@@ -151,7 +151,7 @@ def test_bases_that_name_one_another_end(parent: Path, digests: Mapping[int, str
 def test_a_version_whose_files_have_changed_is_not_made_a_delta(tmp_path: Path) -> None:
     found = versions(tmp_path, 2)
     (whole(tmp_path, 1) / "tokenizer.json").write_text("other")
-    with pytest.raises(packed.Broken, match="not those that were published"):
+    with pytest.raises(packed.BrokenDelta, match="not those that were published"):
         packed.write(whole(tmp_path, 1), whole(tmp_path, 2), found[1], tmp_path / "aside")
 
 
@@ -184,7 +184,7 @@ def test_a_base_that_becomes_a_delta_while_it_is_read_is_read_again(
 
 
 def test_a_version_that_the_server_has_lost_is_still_a_base(parent: Path, digests: Mapping[int, str]) -> None:
-    place = packed.place_of(whole(parent, 6))
+    place = packed.delta_folder(whole(parent, 6))
     place.rename(place.with_name(f"{place.name}.later"))
     whole(parent, 7).rename(parent / "version-000007.later")
     assert folder_digest.verify(cache.whole(whole(parent, 3), 3, digests[3]), digests[3])

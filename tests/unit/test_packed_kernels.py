@@ -4,6 +4,7 @@ No GPU is needed: in place of the kernel stands the formula, with the arguments 
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,11 +14,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trinity_db.models import packed_kernels
+from trinity_db.models import inner_values, packed_kernels
 from trinity_db.models.packed_kernels import attend, kernel_for
+from trinity_db.models.segments import Segments
 
 LENGTHS = [17, 40, 40, 3, 3, 3, 1]
-WINDOWS = [None, 1, 4, 16, 30]
+# Continuations of the first two sequences, and of one of these: longer and shorter ones than their contexts.
+SEGMENTS = Segments([*LENGTHS, 20, 9, 9, 4, 30, 30, 2, 6, 5], [*[-1] * 7, 0, 0, 0, 0, 1, 1, 1, 8, 8])
+TOTAL = SEGMENTS.starts[-1]
+WINDOWS = [None, 1, 2, 4, 16, 30]
 
 
 def formula(query: Tensor, key: Tensor, value: Tensor, sees: Tensor, scale: float | None) -> Tensor:
@@ -28,13 +33,15 @@ def formula(query: Tensor, key: Tensor, value: Tensor, sees: Tensor, scale: floa
     return scores.masked_fill(~sees, -torch.inf).softmax(-1) @ value
 
 
-def seen(lengths: list[int], before: int) -> Tensor:
-    """[T, T] Which tokens a token sees: of its sequence, itself and so many before. -1: all before."""
-    sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    place = torch.arange(sum(lengths))
-    distance = place[:, None] - place
-    sees = (sequence[:, None] == sequence) & (distance >= 0)
-    return sees if before < 0 else sees & (distance <= before)
+def seen(segments: Segments, window: int | None) -> Tensor:
+    """[T, T] Which tokens a token sees: the last ones up to itself, of its segment and those before it."""
+    sees = torch.zeros(segments.starts[-1], segments.starts[-1], dtype=torch.bool)
+    for segment in range(len(segments.lengths)):
+        own, path = segments.indices([segment]), segments.indices(segments.path(segment))
+        for token in own:
+            before = path[: list(path).index(token) + 1]
+            sees[token, before if window is None else before[-window:]] = True
+    return sees
 
 
 def varlen_attn(
@@ -52,20 +59,29 @@ def varlen_attn(
 ) -> Tensor:
     """What torch documents of its kernel: [T, H, D] tensors, and sequences by where they begin and end."""
     lengths = [end - begin for begin, end in pairwise(cu_seq_q.tolist())]
-    assert torch.equal(cu_seq_k, cu_seq_q)
-    assert max_q == max_k == max(lengths)
+    read = [end - begin for begin, end in pairwise(cu_seq_k.tolist())]
+    assert (max_q, max_k) == (max(lengths), max(read))
     assert window_size[1] == 0, "no token sees those after it"
     assert enable_gqa
-    assert cu_seq_q.dtype == torch.int32
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     assert {one.dtype for one in (query, key, value)} <= {torch.bfloat16, torch.float16}
-    queries, keys, values = (one.transpose(0, 1) for one in (query, key, value))
-    return formula(queries, keys, values, seen(lengths, window_size[0]), scale).transpose(0, 1)
+    found = []
+    for part in zip(
+        *(torch.split(*one) for one in ((query, lengths), (key, read), (value, read))), strict=True
+    ):
+        queries, keys, values = (one.transpose(0, 1) for one in part)
+        distance = (
+            torch.arange(len(part[0]))[:, None] + len(part[1]) - len(part[0]) - torch.arange(len(part[1]))
+        )
+        sees = (distance >= 0) & ((distance <= window_size[0]) if window_size[0] >= 0 else True)
+        found.append(formula(queries, keys, values, sees, scale).transpose(0, 1))
+    return torch.cat(found)
 
 
 def given(shared: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [
-        torch.randn(1, heads, sum(LENGTHS), 8, generator=generator, dtype=dtype).requires_grad_()
+        torch.randn(1, heads, TOTAL, 8, generator=generator, dtype=dtype).requires_grad_()
         for heads in (4, shared, shared)
     ]
 
@@ -76,17 +92,19 @@ def with_gradients(found: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def expected(inputs: list[Tensor], window: int | None, scale: float | None = None) -> list[Tensor]:
-    sees = seen(LENGTHS, -1 if window is None else window - 1)
+    sees = seen(SEGMENTS, window)
     query, key, value = (one[0] for one in inputs)
     return with_gradients(formula(query, key, value, sees, scale).transpose(0, 1)[None], inputs)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("shared", [4, 2, 1])
-def test_each_sequence_attends_to_itself_within_its_window(window: int | None, shared: int) -> None:
+def test_each_segment_attends_to_itself_and_its_context_within_its_window(
+    window: int | None, shared: int
+) -> None:
     inputs = given(shared)
     query, key, value = inputs
-    found = with_gradients(attend(query, key, value, LENGTHS, window, 0.3), inputs)
+    found = with_gradients(attend(query, key, value, SEGMENTS, window, 0.3), inputs)
     torch.testing.assert_close(found, expected(inputs, window, 0.3), rtol=1e-12, atol=1e-12)
 
 
@@ -105,9 +123,21 @@ def test_neighbours_of_one_length_are_computed_together_unless_they_are_cut_to_b
         return one(query, *others)
 
     monkeypatch.setattr(packed_kernels, "_one", counted)
-    query, key, value = given(2)
-    attend(query, key, value, LENGTHS, window, None)
+    query, key, value = (one[:, :, : sum(LENGTHS)] for one in given(2))
+    attend(query, key, value, Segments(LENGTHS), window, None)
     assert computed == runs
+
+
+def test_many_short_continuations_of_a_long_prefix_keep_no_copies_of_its_keys() -> None:
+    segments = Segments([400, *[1] * 200], [-1, *[0] * 200])
+    inputs = [torch.randn(1, heads, 600, 8).requires_grad_() for heads in (4, 2, 2)]
+    query, key, value = inputs
+    # Stacks of the CPU read the prefix once for every 200 tokens, runs in a window once for each token.
+    for window, stacks in ((None, True), (500, False)):
+        attended = partial(attend, query, key, value, segments, window, None)
+        assert (inner_values.kept_bytes(attended, inputs) > 0) == stacks
+    found = with_gradients(attend(query, key, value, segments, 500, None), inputs)
+    torch.testing.assert_close(found, with_gradients(attend(query, key, value, segments, None, None), inputs))
 
 
 class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -125,7 +155,7 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_a_window_of_a_long_row_takes_no_square_of_the_row() -> None:
     query, key, value = (torch.randn(1, 1, 1024, 8) for _ in range(3))
     with Largest() as largest:  # type: ignore[no-untyped-call]
-        attend(query, key, value, [1024], 16, None)
+        attend(query, key, value, Segments([1024]), 16, None)
     assert largest.numbers <= 1024 * 2 * 16
 
 
@@ -169,7 +199,7 @@ def test_flash_is_asked_once_for_all_sequences_in_the_dtype_of_autocast(
     inputs = given(2, torch.float32)
     query, key, value = inputs
     with torch.autocast("cpu", torch.bfloat16):
-        found = with_gradients(attend(query, key, value, LENGTHS, window, None).float(), inputs)
+        found = with_gradients(attend(query, key, value, SEGMENTS, window, None).float(), inputs)
     assert calls == 1
     for mine, theirs in zip(found, expected(inputs, window), strict=True):
         assert (mine - theirs).abs().max() < 0.03 * max(1.0, float(theirs.abs().max()))

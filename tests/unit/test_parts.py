@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.recipes import recipe
-from trinity_db import signatures
+from tests.support.recipes import recipe
+from trinity_db.config import signatures
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.parts.kinds import KINDS, chosen, part, positional, readable, section
-from trinity_db.trainer.parts.options import Own
-from trinity_db.trainer.parts.totals import Totals
+from trinity_db.trainer.recipes.parts.kinds import KINDS, chosen, part, positional, readable, section
+from trinity_db.trainer.recipes.parts.options import Own
+from trinity_db.trainer.recipes.parts.totals import Totals
 
 OURS = [(kind, name) for kind, one in KINDS.items() for name in one.functions]
 
@@ -44,7 +44,7 @@ def test_a_section_has_the_defaults_of_its_function_and_comes_whole_to_another_p
 
 def test_a_signature_says_limits_and_its_docstring_texts() -> None:
     field = section("policy loss", "ppo_clip").model_fields["clip_low"]
-    assert field.description == "Below 1 - clip_low the probability ratio new/old is clipped."
+    assert field.description == "The probability ratio new/old is clipped below 1 - clip_low."
     with pytest.raises(ValueError, match="less than 1"):
         chosen("policy loss", "ppo_clip", clip_low=1)
     assert section("policy loss", "ppo_clip").__doc__ == "The clipped probability ratio of PPO."
@@ -122,7 +122,7 @@ def test_what_is_imported_for_type_checkers_may_stand_beside_what_a_part_reads(t
         ("mine", {"mode": "a", "scael": 1}, "unknown key 'scael'; did you mean 'scale'"),
         ("mine", {"mode": "a", "scale": "much"}, "scale: Input should be a valid number"),
         ("mine", {}, "mode: Field required"),
-        ("unknown", {}, "it reads 'values', and a policy loss can read logprobs, mask, "),
+        ("unknown", {}, "it reads 'values', but a policy loss can read logprobs, mask, "),
         ("options", {}, r"it takes \*\*others; name its options"),
     ],
 )

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.echo import Echo
-from trinity_db.config import PromptConfig
+from tests.support.echo import Echo
+from trinity_db.config.shared import PromptConfig
+from trinity_db.explorer.attempt.policy import Policy
 from trinity_db.explorer.engines.engine import Completion, Request
-from trinity_db.explorer.policy import Policy
-from trinity_db.prompts import PromptTooLong, UntokenizableText, prompt_ids
+from trinity_db.models.chat.prompts import PromptTooLong, UntokenizableText, prompt_ids
+from trinity_db.store.calls import Call
 from trinity_db.store.groups import Step
 
 
@@ -318,7 +319,7 @@ def test_what_the_policy_refuses_is_not_recorded() -> None:
         (
             lambda asked: asked.sample([1], top_p=0.9),
             ValueError,
-            "top_p is 0.9, and must be 1: else tokens",
+            "top_p is 0.9, and must be 1: otherwise tokens",
         ),
         (
             lambda asked: asked.complete("1", repetition_penalty=1.1),
@@ -332,7 +333,7 @@ def test_what_the_policy_refuses_is_not_recorded() -> None:
         ),
         (lambda asked: asked.complete("1", temperature=math.nan), ValueError, "temperature is nan"),
         (lambda asked: asked.complete("1", stop=[""]), ValueError, "A stop string is empty"),
-        (lambda asked: asked.complete("1", stop=[5]), TypeError, "A stop string is int, no text"),
+        (lambda asked: asked.complete("1", stop=[5]), TypeError, "A stop string is of type int"),
         (lambda asked: asked.sample({"input_ids": [1]}), TypeError, "'str' object cannot be"),
         (lambda asked: asked.sample([[1, 2]]), TypeError, "'list' object cannot be"),
         (lambda asked: asked.sample([1.5]), TypeError, "'float' object cannot be"),
@@ -351,7 +352,7 @@ def test_a_call_that_makes_no_sense_is_refused_before_the_engine_is_asked(
 @pytest.mark.parametrize(
     ("completion", "error", "words"),
     [
-        (Completion([], [], [], "stop"), ValueError, "gave 0 tokens"),
+        (Completion([], [], [], "stop"), ValueError, "returned 0 tokens"),
         (Completion([1, 2], [-1.0], [0, 0], "stop"), ValueError, "2 tokens, 1 log-probabilities and 2 v"),
         (Completion([1, 2], [-1.0] * 2, [0], "stop"), ValueError, "2 log-probabilities and 1 versions"),
         (Completion([1], [float("nan")], [0], "stop"), ValueError, "is not finite"),
@@ -380,9 +381,9 @@ def test_a_step_has_texts() -> None:
         await asked.sample([1])
         asked.step(state=5)  # type: ignore[arg-type]
 
-    with pytest.raises(TypeError, match="The state of a step is int, no text"):
+    with pytest.raises(TypeError, match="The state of a step is int, not text"):
         made(attempt)
-    with pytest.raises(TypeError, match="The prompt of a step is int, no text"):
+    with pytest.raises(TypeError, match="The prompt of a step is int, not text"):
         made(lambda asked: asked.sample([1], prompt=1))  # type: ignore[arg-type]
 
 
@@ -423,7 +424,7 @@ def test_experts_of_joined_calls_are_those_of_the_call_that_went_through_a_token
     for number in range(3):
         call = asked.calls.recall(number)
         stored = asked.calls.history.alone(call, 1.0).payload
-        again.calls.restore(number, "", stored, "stop")
+        again.calls.restore(Call(0, number, b"", "", stored, "stop"))
     [step] = again.steps(None)
     np.testing.assert_array_equal(step.payload.routing, routing)
 

@@ -10,8 +10,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from trinity_db.trainer.parts.kinds import chosen
-from trinity_db.trainer.parts.policy_losses import (
+from trinity_db.trainer.recipes.parts.kinds import chosen
+from trinity_db.trainer.recipes.parts.policy_losses import (
     cispo,
     dppo,
     gspo,
@@ -263,7 +263,7 @@ def test_rec_weighs_and_regularises() -> None:
 
 
 def test_rec_refuses_what_does_not_go_together() -> None:
-    with pytest.raises(ValidationError, match="weight sequence_ratio goes with clip_mode sequence_one_side"):
+    with pytest.raises(ValidationError, match="weight sequence_ratio requires clip_mode sequence_one_side"):
         chosen("policy loss", "rec", weight="sequence_ratio", clip_mode="ring")
     with pytest.raises(ValidationError, match="needs a coefficient"):
         chosen("policy loss", "rec", regularizer="k2")

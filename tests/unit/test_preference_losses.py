@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from trinity_db.trainer.parts import preference_losses
-from trinity_db.trainer.parts.preference_losses import (
+from trinity_db.trainer.recipes.parts import preference_losses
+from trinity_db.trainer.recipes.parts.preference_losses import (
     apo_down,
     apo_zero,
     chosen_nll,

@@ -14,7 +14,7 @@ def test_a_login_that_may_not_read_ends_no_evaluation(monkeypatch: pytest.Monkey
         raise TrinityError("This login may not read the store")
 
     raised: list[object] = []
-    monkeypatch.setattr("trinity_db.opening.open_reader", refuse)
+    monkeypatch.setattr("trinity_db.postgres.opening.open_reader", refuse)
     monkeypatch.setattr(threading, "excepthook", raised.append)
     with _progress([1]):
         pass

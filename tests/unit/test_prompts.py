@@ -1,5 +1,6 @@
 """Prompts are the same text and tokens for explorer and trainer."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,10 @@ from typing import Any
 import pytest
 
 import trinity_db
-from trinity_db.config import PromptConfig
+from trinity_db.config.shared import PromptConfig
 from trinity_db.errors import ConfigError
-from trinity_db.prompts import ChatRenderer, PromptTooLong, UntokenizableText, plain, prompt_ids
-from trinity_db.replies import EmptyResponse, Replies
+from trinity_db.models.chat.prompts import ChatRenderer, PromptTooLong, UntokenizableText, plain, prompt_ids
+from trinity_db.models.chat.replies import EmptyResponse, Replies
 
 
 class Letters:
@@ -92,7 +93,7 @@ def test_tasks_get_the_system_prompt_and_conversations_of_programs_do_not() -> N
 def test_a_template_gets_the_values_of_the_configuration_in_every_rendering() -> None:
     reader = renderer(Roles(), chat_template_kwargs={"mood": "!"})
     assert reader.task({"prompt": "hi"}).endswith("|!")
-    assert reader.shown([{"role": "user", "content": "hi"}]).endswith("|!")
+    assert reader.text([{"role": "user", "content": "hi"}], asks=False).endswith("|!")
 
 
 def test_a_chat_template_in_a_file_takes_the_place_of_the_tokenizers(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_messages_of_the_openai_protocol_are_written_as_templates_read_them() ->
 
         def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
             seen.extend(messages)
-            return ""
+            return json.dumps(messages, ensure_ascii=False)
 
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
@@ -151,7 +152,7 @@ def test_an_image_is_refused_in_one_line(content: object) -> None:
 
 
 def test_tools_need_a_chat_template() -> None:
-    with pytest.raises(UntokenizableText, match="no chat template to show them by"):
+    with pytest.raises(UntokenizableText, match="no chat template to show them"):
         renderer(Letters()).task({"messages": [{"role": "user", "content": "a"}]}, [{"type": "function"}])
 
 

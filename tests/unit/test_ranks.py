@@ -16,6 +16,6 @@ def test_an_environment_that_names_ranks_in_part_only_is_refused(monkeypatch: py
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
-        ConfigError, match="not LOCAL_RANK, LOCAL_WORLD_SIZE: start the ranks by torchrun, or"
+        ConfigError, match="not LOCAL_RANK, LOCAL_WORLD_SIZE: start the ranks with torchrun, or"
     ):
         join_ranks()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from trinity_db.cli.in_cluster import needs_of, passed_on
-from trinity_db.configuration import RunConfig
+from trinity_db.config.base import validate
 from trinity_db.errors import ConfigError, MissingExtra, TrinityError
 from trinity_db.ray import cluster
-from trinity_db.settings import validate
+from trinity_db.run.configuration import RunConfig
+from trinity_db.run.in_cluster import needs_of, passed_on
 
 ONLINE: dict[str, Any] = {
     "name": "run",
@@ -61,12 +61,12 @@ def test_without_gpus_in_the_cluster_a_role_asks_for_one_only_if_it_was_said() -
     [
         ({"trian": {}}, "unknown key 'ray.trian'; did you mean 'train'?"),
         ({"train": {"gpu": 1}}, "unknown key 'ray.train.gpu'; did you mean 'gpus'?"),
-        ({"train": {"gpus": 1.5}}, "ray.train: gpus is 1.5: take a whole number, or a share below 1"),
+        ({"train": {"gpus": 1.5}}, "ray.train: gpus is 1.5: use an integer, or a share below 1"),
         ({"train": {"gpus": -1}}, "ray.train.gpus: Input should be greater than or equal to 0"),
-        ({"train": {"cpus": 0.00001}}, "ray.train: cpus is 1e-05: Ray counts no less than 0.0001"),
-        ({"train": {"resources": {"a": 0.00001}}}, "ray.train: a is 1e-05: Ray counts no less than 0.0001"),
+        ({"train": {"cpus": 0.00001}}, "ray.train: cpus is 1e-05: the minimum is 0.0001"),
+        ({"train": {"resources": {"a": 0.00001}}}, "ray.train: a is 1e-05: the minimum is 0.0001"),
         ({"train": {"resources": {" ": 1}}}, "ray.train: resources: a name is empty"),
-        ({"train": {"resources": {"GPU": 1}}}, "ray.train: resources: GPU is Ray's own; use cpus and gpus"),
+        ({"train": {"resources": {"GPU": 1}}}, "ray.train: resources: GPU is reserved by Ray"),
         ({"train": {"resources": {"spot": 0}}}, "Input should be greater than 0"),
     ],
 )
@@ -121,7 +121,7 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("address", ["auto", "ray://10.0.0.1:10001", "10.0.0.1", ":6379", "h:0", "h:99999"])
 def test_an_address_has_a_host_and_a_port(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_DB_URL", STORE)
-    with pytest.raises(ConfigError, match="take HOST:PORT as `ray start --head` prints it, or local"):
+    with pytest.raises(ConfigError, match="use HOST:PORT as printed by `ray start --head`, or local"):
         cluster.check(address)
 
 
@@ -129,7 +129,7 @@ def test_an_address_has_a_host_and_a_port(address: str, monkeypatch: pytest.Monk
 def test_the_embedded_server_does_not_serve_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRINITY_DB_URL", raising=False)
     cluster.check(cluster.LOCAL)
-    with pytest.raises(ConfigError, match="the embedded server serves one machine"):
+    with pytest.raises(ConfigError, match="the embedded server serves only this machine"):
         cluster.check("10.0.0.1:6379")
 
 
@@ -138,7 +138,7 @@ def test_an_address_where_nothing_answers_is_named_at_once(
     monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
     monkeypatch.setenv("TRINITY_DB_URL", STORE)
-    with pytest.raises(TrinityError, match=f"--ray 127.0.0.1:{free_port}: no cluster answers"):
+    with pytest.raises(TrinityError, match=f"--ray 127.0.0.1:{free_port}: no cluster responds"):
         cluster.check(f"127.0.0.1:{free_port}")
 
 

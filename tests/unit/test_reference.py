@@ -11,19 +11,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.recipes import recipe
-from tests.saving import resume, save, save_checkpoint
-from trinity_db.arrays import Payload
-from trinity_db.config import ModelConfig, ScratchConfig
+from tests.support.recipes import recipe
+from tests.support.saving import resume, save, save_checkpoint
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.base import validate
+from trinity_db.config.shared import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, load_tokenizer
 from trinity_db.models.frozen_model import FrozenModel
-from trinity_db.settings import validate
 from trinity_db.trainer.checkpoints import checkpoint
 from trinity_db.trainer.config import AlgorithmConfig, SynchronisedReference, TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
-from trinity_db.trainer.setup import TrainerSetup
+from trinity_db.trainer.loop.setup import TrainerSetup
 
 FOLLOWS = {"name": "synchronised", "sync_every": 2, "mix": 0.6}
 SCRATCH = ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=32)
@@ -180,7 +180,5 @@ def test_a_reference_is_refused_where_an_algorithm_has_none(algorithm: Algorithm
         )
 
     assert not setup().needs_first_model
-    with pytest.raises(
-        ConfigError, match=f"trainer.reference: algorithm {algorithm.name}, as it is composed"
-    ):
+    with pytest.raises(ConfigError, match=f"trainer.reference: algorithm {algorithm.name} with these parts"):
         setup(reference=SynchronisedReference()).check()

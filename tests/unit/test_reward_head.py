@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification, GraniteConfig, GraniteForCausalLM
 
-from tests.recipes import recipe
-from tests.saving import checkpoint_of, save
-from trinity_db.arrays import Payload
-from trinity_db.config import ForwardConfig, ScratchConfig
+from tests.support.recipes import recipe
+from tests.support.saving import checkpoint_of, save
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ForwardConfig, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, load_model, load_tokenizer
 from trinity_db.models.reward_model import RewardModel
@@ -148,7 +148,7 @@ def test_a_version_is_the_causal_language_model_too(start: Path, tmp_path: Path)
     assert all(torch.equal(again[name], value) for name, value in one.policy.model.state_dict().items())
     policy = Learner(TrainerConfig(), recipe("grpo"), tmp_path / "v1", total_steps=1, device="cpu")
     save(tmp_path / "policy", policy, load_tokenizer(start))
-    with pytest.raises(ConfigError, match="is no reward model, but Qwen2ForCausalLM"):
+    with pytest.raises(ConfigError, match="is not a reward model, but Qwen2ForCausalLM"):
         RewardModel(tmp_path / "policy", ForwardConfig())
 
 
@@ -156,7 +156,9 @@ def test_a_model_that_cannot_say_rewards_is_refused(tmp_path: Path) -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = GraniteConfig(vocab_size=16, intermediate_size=16, max_position_embeddings=32, **sizes)
     GraniteForCausalLM(config).save_pretrained(tmp_path / "granite")
-    with pytest.raises(ConfigError, match="transformers has no class by which GraniteForCausalLM says rewar"):
+    with pytest.raises(
+        ConfigError, match="transformers has no sequence classification for GraniteForCausalLM"
+    ):
         learner(tmp_path / "granite")
 
 

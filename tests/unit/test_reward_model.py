@@ -13,13 +13,13 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
-from tests.steps import load, verdicts
-from trinity_db.config import ForwardConfig, ModelConfig, ScratchConfig
+from tests.support.steps import load, verdicts
+from trinity_db.config.shared import ForwardConfig, ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch
 from trinity_db.models.reward_model import RewardModel
 from trinity_db.models.scratch import scratch_tokenizer
-from trinity_db.processors.step import Context, Step
+from trinity_db.processors.lists.step import Context, Step
 from trinity_db.schema.states import Outcome
 
 TEMPLATE = (
@@ -158,7 +158,7 @@ def test_what_is_no_reward_model_is_said_before_the_run(tmp_path: Path) -> None:
     save_file(weights, file, {"format": "pt"})
     for folder, said in (
         ("none", "no such model folder"),
-        ("policy", "is no reward model, but Qwen2ForCausalLM"),
+        ("policy", "is not a reward model, but Qwen2ForCausalLM"),
         ("labels", "has 3 labels; a reward model has one"),
         ("headless", "its files lack the weight score.weight"),
     ):

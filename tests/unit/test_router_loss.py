@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.families.checks import router_loss
-from tests.families.tiny import save
-from tests.recipes import recipe
-from trinity_db.arrays import Payload
+from tests.others.families.checks import router_loss
+from tests.others.families.tiny import save
+from tests.support.recipes import recipe
+from trinity_db.arrays.codec import Payload
 from trinity_db.errors import ConfigError
 from trinity_db.models import load_model
 from trinity_db.models.forward import Forward
@@ -121,6 +121,6 @@ def test_the_configuration_of_the_model_says_whether_and_how_much(packed: Path, 
 
 def test_models_without_such_a_loss_are_refused(tmp_path: Path) -> None:
     save("qwen2", tmp_path)
-    with pytest.raises(ConfigError, match=r"^trainer\.router_aux_loss_coef: .* Qwen2ForCausalLM; leave it"):
+    with pytest.raises(ConfigError, match=r"^trainer\.router_aux_loss_coef: .* Qwen2ForCausalLM; remove it"):
         learner(tmp_path)
     assert learner(tmp_path, router_aux_loss_coef=0.0).policy.router_loss is None

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.families.checks import plainly
-from tests.families.tiny import save
-from tests.recipes import recipe
-from tests.waiting import until
-from trinity_db.arrays import Payload
-from trinity_db.config import ModelConfig, ScratchConfig
+from tests.others.families.checks import plainly
+from tests.others.families.tiny import save
+from tests.support.recipes import recipe
+from tests.support.waiting import until
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines.engine import Completion, Request, sample_all
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
@@ -356,7 +356,7 @@ def test_a_model_without_experts_is_refused_before_the_run_has_a_name(packed: Pa
     save("qwen2", tmp_path)
     check_source(ModelConfig(path=packed), has_experts=True)
     with pytest.raises(
-        ConfigError, match=r"record_routing: .*: qwen2 is no mixture of experts; leave it out"
+        ConfigError, match=r"record_routing: .*: qwen2 is not a mixture of experts; leave it out"
     ):
         check_source(ModelConfig(path=tmp_path), has_experts=True)
     with pytest.raises(ConfigError, match=r"record_routing: a model from scratch has no experts; leave it"):
@@ -385,7 +385,7 @@ def test_models_without_such_routers_are_refused(tmp_path: Path) -> None:
 )
 def test_experts_of_another_model_are_refused(wrong: Callable[[Any], Any], packed: Path) -> None:
     payloads = [replace(row, routing=wrong(row.routing)) for row in rows(17, 5)]
-    with pytest.raises(ConfigError, match=r"chooses 2 of 4 in 4 layers: the engine says them in"):
+    with pytest.raises(ConfigError, match=r"chooses 2 of 4 in 4 layers: the engine records them in"):
         learner(packed).step(batch(payloads))
     assert METRIC not in learner(packed, replay_routing=False).step(batch(payloads))
 
@@ -393,7 +393,5 @@ def test_experts_of_another_model_are_refused(wrong: Callable[[Any], Any], packe
 def test_compiled_layers_are_refused(packed: Path) -> None:
     one = learner(packed)
     one.policy.routing._compiles = True
-    with pytest.raises(
-        ConfigError, match=r"leave out trainer\.compile, or set trainer\.replay_routing: false"
-    ):
+    with pytest.raises(ConfigError, match=r"remove trainer\.compile, or set trainer\.replay_routing: false"):
         one.step(batch(rows(9, 5)))

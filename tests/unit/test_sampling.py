@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from trinity_db.configuration import RunConfig
+from trinity_db.config.base import load
 from trinity_db.errors import ConfigError
-from trinity_db.settings import load
-from trinity_db.store.choices import Choice
+from trinity_db.run.configuration import RunConfig
+from trinity_db.store.custom_samplers import Choice
 from trinity_db.store.samplers import Picks, Sampler
 from trinity_db.trainer.config import SamplerConfig
-from trinity_db.trainer.sampling import sampler_of
+from trinity_db.trainer.loop.sampling import sampler_of
 
 PLAIN = """\
 name: run
@@ -83,15 +83,15 @@ def test_a_select_may_stand_in_a_file(tmp_path: Path) -> None:
     [
         ("{name: mix, parts: {a: {rows: replayed}}}", "takes rows that were used before, and max_uses 1"),
         ("{name: mix, parts: {a: {taskset: maths}}}", "takes groups of 'maths'; did you mean 'math'?"),
-        ("{name: mix, parts: {a: {}}, experts: {set: 1}}", "algorithm grpo takes none beside rollout groups"),
+        ("{name: mix, parts: {a: {}}, experts: {set: 1}}", "takes none in addition to rollout groups"),
         ("{name: mix, parts: {}}", "sampler.parts"),
         ("{name: mix, parts: {a b: {}}}", "sampler.parts"),
         ("{name: mix, parts: {a: {share: 0}}}", "sampler.parts.a.share"),
         ("{name: mix, parts: {a: {shares: 2}}}", "unknown key"),
         ("{name: mix, parts: {a: {sampler: sql}}}", "sampler.parts.a.sampler"),
         ("{name: stratified}", "sampler.by"),
-        ("{name: stratified, by: taskset, edges: [1]}", "classes by themselves: leave out edges"),
-        ("{name: stratified, by: length, edges: [5, 5]}", "edges ascend, as in [0.25, 0.5, 0.75]"),
+        ("{name: stratified, by: taskset, edges: [1]}", "each taskset is a class: remove edges"),
+        ("{name: stratified, by: length, edges: [5, 5]}", "edges must ascend, for example [0.25, 0.5, 0.75]"),
         ("{name: sql}", "sampler.query"),
         ("{name: sql, query: select 1, seconds: 0}", "sampler.seconds"),
         ("{name: sql, query: select 1, where: x}", "unknown key"),

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from trinity_db.errors import ConfigError
-from trinity_db.explorer import tasks
 from trinity_db.explorer.config import ExplorerConfig
+from trinity_db.explorer.loop import tasks
 from trinity_db.store.selection import FLOOR, chance_to_be_taken, shuffled, take_turns
 
 

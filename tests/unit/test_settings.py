@@ -6,11 +6,11 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tests.recipes import recipe
-from trinity_db import settings
-from trinity_db.configuration import RunConfig
+from tests.support.recipes import recipe
+from trinity_db.config import base
+from trinity_db.config.base import Settings
 from trinity_db.errors import ConfigError
-from trinity_db.settings import Settings
+from trinity_db.run.configuration import RunConfig
 from trinity_db.trainer.config import PrioritizedConfig, SynchronisedReference
 
 OFFLINE = "name: first\nmodel: {scratch: {}}\ndata: [set]\nalgorithm: sft\n"
@@ -24,7 +24,7 @@ def read(tmp_path: Path) -> Any:
     def read(text: str, *overrides: str) -> RunConfig:
         path = tmp_path / "run.yaml"
         path.write_text(text, encoding="utf-8")
-        return settings.load(RunConfig, path, overrides)
+        return base.load(RunConfig, path, overrides)
 
     return read
 
@@ -82,7 +82,7 @@ def test_a_run_that_was_stored_with_keys_that_it_did_not_read_goes_on(read: Any)
 def test_of_two_reward_functions_of_one_name_none_is_lost_in_silence(read: Any) -> None:
     twice = "[{name: regex_match, pattern: a}, exact_match, {name: regex_match, pattern: b, weight: 2}]"
     said = mistake(read, ONLINE, f"processors.score={twice}")
-    assert "processors.score: regex_match stands there twice" in said
+    assert "processors.score: regex_match is listed twice" in said
     assert "a function of your own, path/to/file.py:name" in said
     read(ONLINE, "processors.score=[{name: regex_match, pattern: a}, exact_match]")
 
@@ -95,9 +95,9 @@ def test_no_step_can_be_computed_at_temperature_zero(read: Any) -> None:
 
 def test_a_key_that_stands_twice_is_refused_with_its_line(read: Any) -> None:
     said = mistake(read, ONLINE + "trainer: {batch_size: 4}\n")
-    assert "the key 'trainer' stands twice" in said
+    assert "the key 'trainer' appears twice" in said
     assert "line 6" in said
-    assert "the key 'steps' stands twice" in mistake(read, ONLINE.replace("steps: 3", "steps: 3, steps: 4"))
+    assert "the key 'steps' appears twice" in mistake(read, ONLINE.replace("steps: 3", "steps: 3, steps: 4"))
 
 
 def test_what_is_merged_may_be_changed(read: Any) -> None:
@@ -158,7 +158,7 @@ def test_an_unknown_key_that_is_near_to_none_lists_those_there_are(read: Any) ->
         (ONLINE.replace("taskset: tasks\n", ""), "name its tasks under taskset"),
         (ONLINE.replace("steps: 3", ""), "trains until trainer.steps: set it"),
         (OFFLINE.replace("data: [set]\n", ""), "name them under data"),
-        (ONLINE.replace("{name: grpo}", "mix"), "beside rollout groups: name them under data"),
+        (ONLINE.replace("{name: grpo}", "mix"), "in addition to rollout groups: name them under data"),
         (OFFLINE + "holdout: 1.0\n", "holdout: Input should be less than 1"),
         (OFFLINE.replace("[set]", "set"), "data: Input should be a valid list"),
         (OFFLINE + "1: 2\n", "1"),
@@ -204,7 +204,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, make: Any, said: st
     path = tmp_path / "run.yaml"
     make(path)
     with pytest.raises(ConfigError, match=f"run.yaml: {said}"):
-        settings.load(RunConfig, path)
+        base.load(RunConfig, path)
 
 
 @pytest.mark.parametrize(
@@ -268,11 +268,11 @@ def test_home_is_the_folder_named_by_the_environment_or_one_below_the_current(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRINITY_DB_HOME", raising=False)
-    assert settings.home() == tmp_path / ".trinity-db"
+    assert base.home() == tmp_path / ".trinity-db"
     monkeypatch.setenv("TRINITY_DB_HOME", "")
-    assert settings.home() == tmp_path / ".trinity-db"
+    assert base.home() == tmp_path / ".trinity-db"
     monkeypatch.setenv("TRINITY_DB_HOME", "elsewhere")
-    assert settings.home() == tmp_path / "elsewhere"
+    assert base.home() == tmp_path / "elsewhere"
 
 
 def test_a_configuration_stored_by_an_older_version_gets_the_defaults_of_newer_keys(read: Any) -> None:

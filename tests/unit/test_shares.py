@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.waiting import until
+from tests.support.waiting import until
 from trinity_db.errors import TrinityError
 from trinity_db.page.rights import Right, Visitor
 from trinity_db.page.shares import AT_ONCE, WAITING, Shares
@@ -29,7 +29,7 @@ def test_a_visitor_has_some_turns_at_a_time_and_others_do_not_wait_for_them() ->
         assert under_way == AT_ONCE
         async with shares.turn(BOB), shares.turn(None):
             pass
-        with pytest.raises(TrinityError, match="of your questions are under way"):
+        with pytest.raises(TrinityError, match="of your queries are in progress"):
             async with shares.turn(ANN):
                 pass
         every[-1].cancel()  # a visitor who leaves waits no longer

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.steps import load
-from tests.waiting import WAIT_SECONDS, wait_until
+from tests.support.steps import load
+from tests.support.waiting import WAIT_SECONDS, wait_until
 from trinity_db.errors import ConfigError
-from trinity_db.processors import asked, flow, limits, lists
-from trinity_db.processors.flow import Flow
-from trinity_db.processors.judge import Row
-from trinity_db.processors.results import of_cleaning, of_scoring
+from trinity_db.processors.lists import async_judging, async_step_runner, limits, lists
+from trinity_db.processors.lists.async_judging import Flow
+from trinity_db.processors.lists.judge import Row
+from trinity_db.processors.lists.results import of_cleaning, of_scoring
 from trinity_db.schema.states import Outcome
-from trinity_db.store.processing import Verdict
+from trinity_db.store.processing import StepVerdict
 
 JUDGES = """
 import asyncio
-from trinity_db.processors.step import Answer, Drop
+from trinity_db.processors.lists.step import Answer, Drop
 
 running, most, begun = 0, 0, []
 
@@ -79,7 +79,7 @@ def own(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(async_step_runner, "FIRST_PAUSE", 0.01)
 
 
 class Judges:
@@ -95,13 +95,13 @@ class Judges:
 
     def take(self, *responses: str) -> None:
         rows = [
-            Row({"id": id, "rollout_id": id, "last_step": 0, "response": one}, Verdict(id, 1))
+            Row({"id": id, "rollout_id": id, "last_step": 0, "response": one}, StepVerdict(id, 1))
             for id, one in enumerate(responses, self.taken)
         ]
         self.taken += len(rows)
         self.flow.take(rows)
 
-    def say(self, *responses: str) -> list[Verdict]:
+    def say(self, *responses: str) -> list[StepVerdict]:
         """The verdicts, in the order of the rows."""
         self.take(*responses)
         found: list[Row] = []
@@ -219,7 +219,7 @@ def test_a_close_forgets_what_is_under_way(judges: Any) -> None:
 def test_a_call_that_blocks_the_loop_is_said(
     judges: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(flow, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(async_judging, "STUCK_SECONDS", 0.05)
     hangs, goes_on = judges("hangs"), threading.Event()
     hangs.take("hang")
     hangs.flow._loop.call_soon_threadsafe(goes_on.wait, WAIT_SECONDS)
@@ -228,7 +228,7 @@ def test_a_call_that_blocks_the_loop_is_said(
             wait_until(lambda: hangs.flow.done() or caplog.text, "it is said")
     finally:
         goes_on.set()
-    assert "judges.py:hangs: no row went on for" in caplog.text
+    assert "judges.py:hangs: no row progressed for" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -236,15 +236,18 @@ def test_a_call_that_blocks_the_loop_is_said(
     [
         (
             ["{own}:slow", "{own}:quick"],
-            "':quick' stands behind .*:slow', which is asynchronous: name asynchr",
+            "':quick' is after .*:slow', which is asynchronous: put asynchr",
         ),
-        ([{"name": "{own}:quick", "limits": {"seconds": 3}}], "limits are for a step that is async def"),
+        (
+            [{"name": "{own}:quick", "limits": {"seconds": 3}}],
+            "limits, which only apply to a step that is async def",
+        ),
         ([{"name": "{own}:both"}], "it is async def and has batch"),
     ],
 )
 def test_a_list_in_which_an_asynchronous_step_cannot_work_is_refused(own: str, score: Any, said: str) -> None:
     with open(own, "a") as file:
-        file.write("\nfrom trinity_db.processors.step import step\n")
+        file.write("\nfrom trinity_db.processors.lists.step import step\n")
         file.write("@step(batch=4)\nasync def both(response):\n    return []\n")
     named = [
         one.format(own=own) if isinstance(one, str) else {**one, "name": one["name"].format(own=own)}

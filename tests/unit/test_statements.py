@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-import trinity_db
+import trinity_db.store
+from trinity_db.schema.queries import queries
 
 PACKAGE = Path(trinity_db.__file__).parent
 FILES = {
     path.stem: set(re.findall(r"^-- name: (\w+)$", path.read_text(encoding="utf-8"), re.MULTILINE))
     for path in (PACKAGE / "schema" / "queries").glob("*.sql")
 }
-STORE = {path.stem for path in (PACKAGE / "store").glob("*.py") if path.stem != "__init__"}
+STORE = {path.stem for path in (PACKAGE / "store").glob("*.py") if "query(" in path.read_text()}
 # All but the schema's, whose models name enums like statements and run none.
 MODULES = sorted(
     path
@@ -29,10 +30,10 @@ def owned(module: Path) -> set[str]:
 
     Those of another package share one that is named like the package, beside their own.
     """
-    package = module.parent
-    if package in (PACKAGE, PACKAGE / "store"):
+    if module.parent == PACKAGE / "store":
         return {module.stem}
-    return {package.name, module.stem} - STORE
+    packages = {package.name for package in module.parents if package.is_relative_to(PACKAGE.parent)}
+    return {*packages, module.stem} - STORE
 
 
 def named(source: str) -> Iterator[str]:
@@ -65,7 +66,7 @@ def test_a_module_runs_no_statement_of_another(module: Path) -> None:
         ("store/samplers.py", 'tx.execute(query("draw_groups"))', set()),
         ("cli/batches.py", 'tx.execute(query("read_batch"))', {"read_batch"}),
         ("cli/status.py", 'name = "show_rewards"', {"show_rewards"}),
-        ("cli/plot.py", 'tx.execute(query(f"doctor_{part}"))', FILES["diagnosis"] - {"limit_checkup"}),
+        ("cli/plot.py", 'tx.execute(query(f"doctor_{part}"))', FILES["checks"] - {"limit_checkup"}),
     ],
 )
 def test_a_statement_of_another_module_is_found(module: str, source: str, found: set[str]) -> None:
@@ -78,3 +79,13 @@ def test_every_file_has_a_module_or_a_package_of_its_name() -> None:
 
 def test_every_module_of_the_store_has_a_file_of_its_name() -> None:
     assert set(FILES) >= STORE
+
+
+def test_the_store_lists_its_modules() -> None:
+    modules = {path.stem for path in (PACKAGE / "store").glob("*.py")} - {"__init__"}
+    assert set(re.findall(r"^    (\w+)  ", trinity_db.store.__doc__ or "", re.MULTILINE)) == modules
+
+
+def test_every_statement_has_a_comment_that_describes_it() -> None:
+    bare = [name for name, text in queries().items() if not text.startswith("-- ")]
+    assert bare == []

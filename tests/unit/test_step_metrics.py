@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from trinity_db.arrays import Payload
+from trinity_db.arrays.codec import Payload
 from trinity_db.store.metrics import Outcomes
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.rows.step_metrics import of_rollouts, of_time

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tests.steps import load, verdicts
-from trinity_db import arrays
+from tests.support.steps import load, verdicts
+from trinity_db.arrays import codec
 from trinity_db.errors import ConfigError
-from trinity_db.processors import lists
 from trinity_db.processors.config import ProcessorsConfig
-from trinity_db.processors.judge import Row, judge
-from trinity_db.processors.results import of_scoring
-from trinity_db.processors.step import Step, step
+from trinity_db.processors.lists import lists
+from trinity_db.processors.lists.judge import Row, judge
+from trinity_db.processors.lists.results import of_scoring
+from trinity_db.processors.lists.step import Step, step
 from trinity_db.schema.states import Outcome
-from trinity_db.store.processing import Verdict
+from trinity_db.store.processing import StepVerdict
 
 PASSED, DROPPED, FAILED = Outcome.PASSED, Outcome.DROPPED, Outcome.FAILED
 
@@ -26,13 +26,13 @@ PASSED, DROPPED, FAILED = Outcome.PASSED, Outcome.DROPPED, Outcome.FAILED
 def packed(logprobs: list[float]) -> dict[str, Any]:
     """A row's arrays as they are read: a prompt of one token, then one token for each log-probability."""
     num_tokens = 1 + len(logprobs)
-    payload = arrays.Payload(
+    payload = codec.Payload(
         np.arange(num_tokens, dtype=np.int32),
         np.arange(num_tokens) > 0,
         np.array(logprobs, np.float32),
         np.zeros(len(logprobs), np.int32),
     )
-    return {"codec": arrays.CODEC, "data": arrays.encode(payload), "num_tokens": num_tokens}
+    return {"codec": codec.CODEC, "data": codec.encode(payload), "num_tokens": num_tokens}
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_the_digest_of_a_step_covers_the_own_modules_that_its_file_imports(tmp_p
 
 def test_a_step_of_the_users_own_has_options_with_types_and_a_version(own: Any) -> None:
     name = own(
-        "from trinity_db.processors.step import step\n"
+        "from trinity_db.processors.lists.step import step\n"
         "@step(version=3)\n"
         "def mine(response, *, words: list[str], limit: int = 2):\n"
         "    return 'wordy' if sum(map(response.count, words)) > limit else None\n"
@@ -147,17 +147,17 @@ def test_a_step_of_the_users_own_has_options_with_types_and_a_version(own: Any) 
     ("text", "given", "said"),
     [
         ("def mine(respnse): pass", {}, "there is no column 'respnse'; did you mean 'response'"),
-        ("def mine(response, *, limit): pass", {}, "its option 'limit' has no default; give it beside the"),
+        ("def mine(response, *, limit): pass", {}, "its option 'limit' has no default; set it next to the"),
         ("def mine(response, *, limit=1): pass", {"limt": 2}, "unknown key 'limt'; did you mean 'limit'"),
         ("def mine(response, *, limit: int = 1): pass", {"limit": "x"}, "limit: Input should be a valid int"),
         ("def mine(response): pass", {"weigth": 2}, "unknown key 'weigth'; did you mean 'weight'"),
         ("def mine(response): pass", {"task": 2}, "'task' is a column, which it is given; it cannot be an"),
-        ("def mine(*response): pass", {}, r"takes '\*response' by its place; every parameter needs its name"),
-        ("def mine(response, /): pass", {}, "by its place; every parameter needs its name"),
+        ("def mine(*response): pass", {}, r"takes '\*response' by position; every parameter needs a name"),
+        ("def mine(response, /): pass", {}, "by position; every parameter needs a name"),
         (
             "from __future__ import annotations\ndef mine(response, *, limit: Limit): pass",
             {"limit": 1},
-            "'Limit', in the type of an option, is not there when it runs",
+            "'Limit', in the type of an option, is not defined at run time",
         ),
         (
             "class mine:\n    def __init__(self, run): pass\n    def __call__(self, respnse): pass",
@@ -194,7 +194,7 @@ def test_what_is_no_reason_fails_a_row_of_the_clean_list(own: Any, text: str) ->
 
 def test_a_drop_has_numbers_beside_its_reason_in_either_list(own: Any) -> None:
     name = own(
-        "from trinity_db.processors.step import Drop\n"
+        "from trinity_db.processors.lists.step import Drop\n"
         "def mine(response):\n    return Drop('long', {'characters': len(response)})\n"
     )
     for processor in lists.LISTS:
@@ -206,7 +206,7 @@ def test_a_drop_has_numbers_beside_its_reason_in_either_list(own: Any) -> None:
 
 
 def test_rewards_that_came_before_a_failure_or_a_drop_do_not_count(own: Any) -> None:
-    rows = ({"response": "1", "task": {"answer": 1}},)
+    rows = ({"prompt": "", "response": "1", "task": {"answer": 1}},)
     for body in ("raise ValueError('no')", "return None"):
         name = own(f"def mine(response, task):\n    {body}\n")
         [verdict] = verdicts("score", load("score", "exact_match", name), *rows)
@@ -226,7 +226,7 @@ def test_several_numbers_are_an_event_each_with_the_weight_of_their_step(own: An
 
 
 BATCHED = """
-from trinity_db.processors.step import step
+from trinity_db.processors.lists.step import step
 
 asked = []
 
@@ -238,7 +238,7 @@ def mine(response):
 """
 
 
-def batched(own: Any, text: str, *responses: str) -> tuple[list[Verdict], list[list[str]]]:
+def batched(own: Any, text: str, *responses: str) -> tuple[list[StepVerdict], list[list[str]]]:
     """The verdicts in the order of their rows, and what the step was asked about each time."""
     [found] = load("score", own(text))
     given = verdicts("score", [found], *({"response": one} for one in responses))
@@ -256,7 +256,7 @@ def test_one_row_that_such_a_step_cannot_take_fails_alone(own: Any, caplog: pyte
     assert [one.outcome for one in found] == [PASSED, FAILED, PASSED]
     assert "could not convert string to float: 'two'" in str(found[1].error)
     assert asked == [["1", "two", "3"], ["1"], ["two"]], "it had answered for the last one"
-    assert "it is asked about 2 rows one by one" in caplog.text
+    assert "retrying 2 rows one by one" in caplog.text
 
 
 def test_a_row_for_which_such_a_step_has_no_result_fails(own: Any) -> None:
@@ -282,7 +282,7 @@ def test_a_signal_ends_a_list_after_the_row_that_is_under_way() -> None:
     def many(id: list[int]) -> Iterator[tuple[int, float]]:
         yield from ((place, 0.0) for place in range(len(id)))
 
-    rows = [Row({"id": n, "rollout_id": n, "last_step": 0}, Verdict(n, 1)) for n in range(4)]
+    rows = [Row({"id": n, "rollout_id": n, "last_step": 0}, StepVerdict(n, 1)) for n in range(4)]
     steps = [Step(name, call, ("id",), {}, call=call) for name, call in (("watch", watch), ("many", many))]
     [only] = judge(rows, steps[:1], of_scoring, lambda: bool(seen))
     assert (only.verdict.id, seen) == (0, [0])

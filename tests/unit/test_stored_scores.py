@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.recipes import recipe
-from trinity_db.arrays import Payload
-from trinity_db.config import ModelConfig, ScratchConfig
+from tests.support.recipes import recipe
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ModelConfig, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, load_tokenizer, other_token, source_tokenizer
 from trinity_db.models.frozen_model import FrozenModel

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from trinity_db.trainer.parts.supervised_losses import dft, nll, phi
+from trinity_db.trainer.recipes.parts.supervised_losses import dft, nll, phi
 
 
 def test_nll_is_cross_entropy() -> None:

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import wait_until
-from trinity_db import cores
+from tests.support.waiting import wait_until
 from trinity_db.cli.supervise import processes_of, roles_of
-from trinity_db.configuration import RunConfig
-from trinity_db.process import Process
-from trinity_db.settings import validate
+from trinity_db.config.base import validate
+from trinity_db.errors import ConfigError
+from trinity_db.explorer.attempt import workflow
+from trinity_db.run.configuration import RunConfig
+from trinity_db.worker import cores
+from trinity_db.worker.process import Process
 
 ONLINE = {"algorithm": "grpo", "taskset": "tasks", "trainer": {"steps": 1}}
 OFFLINE = {"algorithm": "sft", "data": ["rows"]}
@@ -33,6 +35,16 @@ ARCHIVING: dict[str, Any] = {"processors": {"archive": {}}}
 def test_a_run_has_the_roles_that_its_configuration_needs(content: dict[str, Any], roles: list[str]) -> None:
     config = validate(RunConfig, {"name": "run", "model": {"path": "model"}} | content, "run.yaml")
     assert roles_of(config) == {name: name.partition("-")[0] for name in roles}
+
+
+def test_the_explorer_of_a_run_whose_agents_come_from_outside_is_serve() -> None:
+    content = {"name": "run", "model": {"path": "model"}} | ONLINE | {"explorer": {"workflow": "served"}}
+    config = validate(RunConfig, content, "run.yaml")
+    assert roles_of(config) == {"explore": "serve", "process": "process", "train": "train"}
+    with pytest.raises(ConfigError, match="start the explorer with trinity-db serve"):
+        workflow.of(config.explorer)
+    with pytest.raises(ConfigError, match="served has one endpoint for all agents: leave out explorers"):
+        validate(RunConfig, content | {"explorers": 2}, "run.yaml")
 
 
 @pytest.mark.parametrize(("set_to", "expected"), [(None, "13"), ("7", "7")])

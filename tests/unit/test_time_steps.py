@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.families import checks
-from tests.families.tiny import build, save
+from tests.others.families import checks
+from tests.others.families.tiny import build, save
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 
@@ -30,5 +30,5 @@ def test_a_limit_that_decoding_would_not_keep_is_refused(tmp_path: Path) -> None
     model = build("nemotron_h")
     model.config.time_step_limit = (0.001, 0.1)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"without the time_step_limit of its config\.json; name another"):
+    with pytest.raises(ConfigError, match=r"without the time_step_limit of its config\.json; use another"):
         asyncio.run(TransformersEngine(device="cpu").load(tmp_path, 0))

@@ -10,14 +10,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
-from tests.echo import Echo
-from trinity_db.config import PromptConfig
+from tests.support.echo import Echo, Letters
+from trinity_db.config.shared import PromptConfig
 from trinity_db.errors import ConfigError
+from trinity_db.explorer.attempt.policy import Policy
+from trinity_db.explorer.attempt.tools import Tool, ToolCall, answer, parse, schemas_of, tools_of
+from trinity_db.explorer.attempt.workflow import single_turn
 from trinity_db.explorer.engines.engine import Completion, Request
-from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.tools import Tool, ToolCall, answer, parse, schemas_of, tools_of
-from trinity_db.explorer.workflow import single_turn
-from trinity_db.prompts import prompt_ids
+from trinity_db.models.chat.prompts import prompt_ids
 
 HERMES = """{%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -175,7 +175,7 @@ def test_a_parameter_that_no_json_can_give_is_refused() -> None:
         (ToolCall("fly", {}), "Error: there is no tool 'fly'; known: add, shout, fail, run_out."),
         (ToolCall("fail", {}), "Error: KeyError: 'my bug'"),
         (ToolCall("run_out", {}), "Error: RuntimeError: it raised StopIteration"),
-        (ToolCall("", {}, "the tool call is no JSON"), "Error: the tool call is no JSON"),
+        (ToolCall("", {}, "the tool call is not valid JSON"), "Error: the tool call is not valid JSON"),
     ],
 )
 def test_what_goes_wrong_in_a_call_is_told_to_the_model(call: ToolCall, content: str) -> None:
@@ -222,20 +222,20 @@ def test_calls_are_read_in_their_order(
 @pytest.mark.parametrize(
     ("block", "problem"),
     [
-        ('{"name": "f", "argu', "the tool call is no JSON: Unterminated string"),
-        ("[" * 100_000, "the tool call is no JSON: maximum recursion"),
-        ('["f"]', "a tool call is written as"),
-        ('{"name": 5}', "a tool call is written as"),
-        ('{"name": "f", "arguments": [1]}', "a tool call is written as"),
-        ("<function=f><parameter=a>1", "a tool call is written as <function=…>…</function>, closed"),
+        ('{"name": "f", "argu', "the tool call is not valid JSON: Unterminated string"),
+        ("[" * 100_000, "the tool call is not valid JSON: maximum recursion"),
+        ('["f"]', "a tool call must have the form"),
+        ('{"name": 5}', "a tool call must have the form"),
+        ('{"name": "f", "arguments": [1]}', "a tool call must have the form"),
+        ("<function=f><parameter=a>1", "a tool call must have the form <function=…>…</function>, closed"),
     ],
 )
 def test_a_call_that_cannot_be_read_says_why(block: str, problem: str) -> None:
-    class Says:
-        def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    class Says(Letters):
+        def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
             return f"<tool_call>{block}</tool_call>"
 
-    _, [call] = parse([], "", Says(), [])
+    _, [call] = parse([], "", Says(is_chat=True), [])
     assert str(call.problem).startswith(problem)
     assert (call.name, call.arguments) == ("", {})
 
@@ -250,7 +250,7 @@ def test_a_conversation_with_tools_is_one_sequence_in_which_only_answers_are_tra
     assert [message["role"] for message in added] == ["assistant", "tool", "tool", "assistant"]
     assert [message["content"] for message in added[1:]] == [
         "2",
-        "Error: the tool call is no JSON: Expecting value: line 1 column 1 (char 0)",
+        "Error: the tool call is not valid JSON: Expecting value: line 1 column 1 (char 0)",
         "It is 2.",
     ]
     ids = [call["id"] for call in added[0]["tool_calls"]]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.columns import read, reason
-from trinity_db.arrays import NO_VERSION, Payload, decode
-from trinity_db.imports.traces import TokenSequence, Trace
+from tests.support.columns import read, reason
+from trinity_db.arrays.codec import NO_VERSION, Payload, decode
+from trinity_db.data.traces.traces import TokenSequence, Trace
 
 USER = {"role": "user", "content": "2+2?"}
 EXACT = -0.12345679104328156  # a float32
@@ -82,7 +82,7 @@ BAD: list[tuple[Any, str]] = [
     ([], "'turns' must be a list of turns"),
     ("turns", "'turns' must be a list of turns"),
     ([3], "'turns' must hold objects"),
-    ([turn(0, [1], [2], tokens=[])], "a turn has a key that is none of node_id"),
+    ([turn(0, [1], [2], tokens=[])], "a turn has a key other than node_id"),
     ([{"node_id": "a"}], "a turn has no 'prompt_token_ids'"),
     ([turn(0, [], [2])], "'prompt_token_ids' of a turn is empty"),
     ([turn(0, [1], [2.0])], "'completion_token_ids' of a turn must hold whole numbers"),  # type: ignore[list-item]
@@ -90,7 +90,7 @@ BAD: list[tuple[Any, str]] = [
     ([turn(0, [-1], [2])], "'prompt_token_ids' of a turn must hold whole numbers"),
     ([turn(0, [1], [2**31])], "'completion_token_ids' of a turn must hold whole numbers"),
     ([turn(0, [1], [2]) | {"per_token_logps": []}], "one number for each token of the completion"),
-    ([turn(0, [1], [2]) | {"per_token_logps": [0.1]}], "a number above 0, which is no log-probability"),
+    ([turn(0, [1], [2]) | {"per_token_logps": [0.1]}], "a number above 0, which is not a log-prob"),
     ([turn(0, [1], [2]) | {"per_token_logps": ["-1"]}], "must hold finite numbers"),
     ([turn(0, [1], [2]) | {"per_token_logps": [-(10**400)]}], "must hold finite numbers"),
     ([turn(0, [1], [2]) | {"loss_mask": [1]}], "one number for each token of prompt and completion"),

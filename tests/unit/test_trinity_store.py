@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.columns import read as record_of
-from trinity_db.arrays import decode
+from tests.support.columns import read as record_of
+from trinity_db.arrays.codec import decode
+from trinity_db.data.files.readers import open_rows
+from trinity_db.data.formats import FormatReader, plain_pickle
+from trinity_db.data.records.records import Kind
+from trinity_db.data.rejects import Rejected
 from trinity_db.errors import ConfigError, ImportFileError
-from trinity_db.imports.formats import FormatReader, plain_pickle
-from trinity_db.imports.readers import open_rows
-from trinity_db.imports.records import Kind
-from trinity_db.imports.rejects import Rejected
 
 USER = {"role": "user", "content": "1+1?"}
 TWO = {"role": "assistant", "content": "2"}
@@ -140,14 +140,14 @@ def test_each_table_is_read_as_what_it_holds(tmp_path: Path) -> None:
     [
         (packed()[:-9], "'experience_bytes' is cut off"),
         (packed()[:10], "'experience_bytes' is cut off"),
-        (b"TRXP\x02" + packed()[5:], "'experience_bytes' is of version 2, and known is 1"),
+        (b"TRXP\x02" + packed()[5:], "'experience_bytes' has version 2; supported is 1"),
         (packed(reward=np.float64(1)),
-         "'experience_bytes' is a pickle of more than plain values (STACK_GLOBAL), which is not run"),
-        (packed(eid=[1]), "'experience_bytes' has an 'eid' or an 'info' that is no object"),
-        (packed(eid={"step": "one"}), "'experience_bytes' has a 'step' that is no whole number"),
+         "'experience_bytes' is a pickle of more than plain values (STACK_GLOBAL), which is not executed"),
+        (packed(eid=[1]), "'experience_bytes' has an 'eid' or an 'info' that is not an object"),
+        (packed(eid={"step": "one"}), "'experience_bytes' has a 'step' that is not a whole number"),
         (packed(logprobs=np.array([-1.0], np.float32)),
          "'per_token_logps' of a turn must have one number for each token of the completion"),
-        (packed(prompt_length=9), "'prompt_length' fits no prompt"),
+        (packed(prompt_length=9), "'prompt_length' is not the length of a prompt"),
     ],
 )  # fmt: skip
 def test_a_damaged_row_is_rejected_and_the_others_are_read(tmp_path: Path, blob: bytes, reason: str) -> None:
@@ -232,7 +232,7 @@ def test_a_small_pickle_takes_neither_long_nor_much_memory() -> None:
 
 @pytest.mark.parametrize(
     ("messages", "reason"),
-    [("[" * 200_000, "'message_list' is not JSON"), (5, "'message_list' is no text"),
+    [("[" * 200_000, "'message_list' is not JSON"), (5, "'message_list' is not text"),
      (b"\xff\xfe", "'message_list' is not JSON"), ("", "'message_list' is not JSON"),
      (f"[{'9' * 5_000}]", "'message_list' is not JSON"), (None, "'prompt' must be text, not a bytes")],
 )  # fmt: skip

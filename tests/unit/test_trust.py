@@ -1,14 +1,14 @@
 """Which keys of a configuration may name something outside the store."""
 
-from trinity_db import trust
-from trinity_db.config import ModelConfig
-from trinity_db.configuration import RunConfig
+from trinity_db.config.shared import ModelConfig
+from trinity_db.run import trust
+from trinity_db.run.configuration import RunConfig
 
 NAMES_WHAT_IS_OUTSIDE = {
     *("explorer.engine.arguments", "explorer.engine.key_env", "explorer.engine.model"),
     *("explorer.engine.python", "explorer.engine.urls"),
     *("explorer.environment.name", "explorer.environment.python"),
-    *("explorer.tasks.query", "explorer.workflow.command"),
+    *("explorer.tasks.query", "explorer.workflow.command", "explorer.workflow.check"),
     *("metrics.mlflow.experiment", "metrics.mlflow.tracking_uri"),
     *("metrics.tensorboard", "metrics.wandb.project"),
     *(

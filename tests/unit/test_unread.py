@@ -9,11 +9,11 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from trinity_db.config import ScratchConfig
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, load_model
 from trinity_db.models.layers import layers_of
-from trinity_db.models.unread import UnreadModel
+from trinity_db.models.lazy_weights import UnreadModel
 
 TINY = ScratchConfig(alphabet="0123456789", hidden_size=16, heads=2, context=32)
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 12}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.recipes import recipe
-from tests.saving import resume, save
-from trinity_db.arrays import Payload
-from trinity_db.config import ScratchConfig
+from tests.support.recipes import recipe
+from tests.support.saving import resume, save
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import build_scratch, load_model, load_tokenizer
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.recipes import recipe
+from tests.support.recipes import recipe
 from trinity_db.errors import ConfigError
 from trinity_db.trainer.algorithms.compositions import create
-from trinity_db.trainer.parts.advantages import returns_to_go
-from trinity_db.trainer.parts.totals import Totals
-from trinity_db.trainer.parts.values import gae, token_rewards, value_loss, value_metrics
+from trinity_db.trainer.recipes.parts.advantages import returns_to_go
+from trinity_db.trainer.recipes.parts.totals import Totals
+from trinity_db.trainer.recipes.parts.values import gae, token_rewards, value_loss, value_metrics
 
 LENGTHS = (5, 1, 3, 2)
 MASK = torch.arange(5) < torch.tensor(LENGTHS)[:, None]
@@ -130,14 +130,14 @@ def test_a2c_is_what_a_loop_by_hand_computes() -> None:
 
 
 def test_values_and_another_baseline_are_refused() -> None:
-    with pytest.raises(ValueError, match="not by 'group' as well; set advantage: reward"):
+    with pytest.raises(ValueError, match="and 'group' is a second one; set advantage: reward"):
         recipe("grpo", value="gae")
-    with pytest.raises(ValueError, match="not by 'leave_one_out' as well"):
+    with pytest.raises(ValueError, match="and 'leave_one_out' is a second one"):
         recipe("ppo", advantage="leave_one_out")
 
 
 OWN = """
-from trinity_db.trainer.parts.properties import having
+from trinity_db.trainer.recipes.parts.properties import having
 
 @having(rewards_themselves=True)
 def halved(rewards):
@@ -151,7 +151,7 @@ def compared(rewards, groups):
 def test_values_go_with_an_advantage_of_the_users_own_that_is_the_reward_itself(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     assert "values" in create(recipe("ppo", advantage=f"{tmp_path}/own.py:halved")).needs
-    with pytest.raises(ConfigError, match=r"compared with its value, not by .*:compared' as well"):
+    with pytest.raises(ConfigError, match=r"the value is the baseline of a reward, and .*:compared' anot"):
         create(recipe("ppo", advantage=f"{tmp_path}/own.py:compared"))
 
 
@@ -170,6 +170,6 @@ def test_an_estimate_of_the_users_own_reads_rewards_values_and_mask(tmp_path: Pa
     assert last == pytest.approx(2 * (rows["rewards"][1] - rows["values"][1, 0]).item())
     file.write_text("def mine(token_rewards, logprobs): return token_rewards\n")
     with pytest.raises(
-        ConfigError, match="reads 'logprobs', and a value can read token_rewards, mask, values"
+        ConfigError, match="reads 'logprobs', but a value can read token_rewards, mask, values"
     ):
         create(recipe("ppo", value=f"{file}:mine"))

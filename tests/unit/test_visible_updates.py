@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from tests.recipes import recipe
-from tests.saving import checkpoint_of, resume, save
-from trinity_db.arrays import Payload
-from trinity_db.config import ScratchConfig
+from tests.support.recipes import recipe
+from tests.support.saving import checkpoint_of, resume, save
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.models import build_scratch, load_model, load_tokenizer, rounding
 from trinity_db.trainer.checkpoints import checkpoint, disk_need
 from trinity_db.trainer.config import TrainerConfig

@@ -1,9 +1,10 @@
 """The engine `vllm` over a server without a model, for what a real one does too seldom to test.
 
-With a real server it is tested in tests/vllm.
+With a real server it is tested in tests/others/vllm.
 """
 
 import asyncio
+import shutil
 import sys
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -12,13 +13,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from safetensors.torch import load_file, save_file
 
-from tests.servers import Server as Stand
-from tests.servers import VLLMServer
-from trinity_db.config import ScratchConfig
+from tests.support.servers import Server as Stand
+from tests.support.servers import VLLMServer
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.config import VLLMConfig
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.settings import VLLMConfig
 from trinity_db.explorer.engines.vllm import engine as module
 from trinity_db.explorer.engines.vllm import refusals
 from trinity_db.explorer.engines.vllm.engine import VLLMEngine
@@ -109,6 +111,46 @@ def test_requests_that_wait_after_a_refused_version_try_it_again(tell: Tell) -> 
     tell(story)
 
 
+def test_a_server_that_keeps_the_weights_before_is_refused_however_small_the_step(
+    tell: Tell, checkpoint: Path, tmp_path: Path
+) -> None:
+    before = [-1.0 - 0.01 * place for place in range(15)]
+    after = [value + 0.0009 * (-1) ** place for place, value in enumerate(before)]  # rounding is up to 0.005
+    folders = [tmp_path / "before", tmp_path / "after"]
+    for folder, logprobs in zip(folders, (before, after), strict=True):
+        shutil.copytree(checkpoint, folder)
+        Canary([*range(16)], logprobs).save(folder)
+
+    async def story(told: Told) -> None:
+        told.stand.says = before
+        await told.engine.load(folders[0], 1)
+        with pytest.raises(ConfigError, match="show 0% of the update since the version that it had before"):
+            await told.engine.load(folders[1], 2)
+        assert len(told.starts) == 2, "in place, and then with a new server"
+        told.stand.says = [value + 0.00002 for value in after]
+        await told.engine.load(folders[1], 3)
+        assert (await told.ask()).versions == [3, 3]
+
+    tell(story)
+
+
+def test_a_version_in_another_number_format_is_loaded_in_place(
+    tell: Tell, checkpoint: Path, tmp_path: Path
+) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(checkpoint, start)
+    weights = load_file(start / "model.safetensors")
+    save_file({name: one.bfloat16() for name, one in weights.items()}, start / "model.safetensors")
+
+    async def story(told: Told) -> None:
+        await told.engine.load(start, 0)
+        await told.load(1)
+        assert (await told.ask()).versions == [1, 1]
+        assert len(told.starts) == 1
+
+    tell(story)
+
+
 def test_a_version_that_stays_refused_ends_the_engine_with_one_line(tell: Tell) -> None:
     async def story(told: Told) -> None:
         await told.load(0)
@@ -119,7 +161,7 @@ def test_a_version_that_stays_refused_ends_the_engine_with_one_line(tell: Tell) 
             await told.ask()
         said = str(failed.value)
         assert said.startswith(
-            "vLLM could not use version 1 in 3 tries; restore its checkpoint, or name another "
+            "vLLM could not use version 1 in 3 tries; restore its checkpoint, or set another "
         )
         assert "differ from the trainer's by 8 nats" in said
         assert "\n" not in said

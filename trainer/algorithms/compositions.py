@@ -1,4 +1,4 @@
-"""Makes the algorithm of a configuration: finds the composition that each recipe belongs to."""
+"""Creates the algorithm of a configuration: finds the composition of a recipe."""
 
 from trinity_db.trainer.algorithms.interface import Algorithm
 from trinity_db.trainer.algorithms.labels import Labels
@@ -8,7 +8,7 @@ from trinity_db.trainer.algorithms.preference import Preference
 from trinity_db.trainer.algorithms.reward_model import RewardModel
 from trinity_db.trainer.algorithms.supervised import Supervised
 from trinity_db.trainer.config import AlgorithmConfig
-from trinity_db.trainer.recipes import (
+from trinity_db.trainer.recipes.recipes import (
     LabelsConfig,
     MixConfig,
     PolicyGradientConfig,
@@ -18,10 +18,10 @@ from trinity_db.trainer.recipes import (
 
 
 def create(config: AlgorithmConfig) -> Algorithm:
-    """Make the algorithm that the settings describe.
+    """Create the algorithm with these settings.
 
     Raises:
-        ConfigError: a user's own part does not exist, or has parameters that cannot be filled.
+        ConfigError: if a user's own part does not exist, or has parameters that cannot be filled.
     """
     if isinstance(config, MixConfig):
         return Mixed(config)

@@ -6,10 +6,10 @@ A response is good if its reward is above zero. KTO and related losses need no p
 from torch import Tensor
 
 from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares
-from trinity_db.trainer.parts.aggregation import token_mean
-from trinity_db.trainer.parts.kinds import needs, part
-from trinity_db.trainer.parts.totals import Totals
-from trinity_db.trainer.recipes import LabelsConfig
+from trinity_db.trainer.recipes.parts.aggregation import token_mean
+from trinity_db.trainer.recipes.parts.kinds import needs, part
+from trinity_db.trainer.recipes.parts.totals import Totals
+from trinity_db.trainer.recipes.recipes import LabelsConfig
 
 
 class Labels(Algorithm):
@@ -34,8 +34,8 @@ class Labels(Algorithm):
         """Add `desirable` [N] and `divergence` [N].
 
         The divergence is max(0, mean of `mismatched`): an estimate of KL(policy ‖ reference) over the whole
-        step, one number for all rows, KTO's z. TRL computes it for each micro-batch and takes the mean over
-        the devices, so that the size of a micro-batch changes the result. Here it does not.
+        step, one number for all rows, KTO's z. TRL computes it for each micro-batch and averages over
+        devices, so that the size of a micro-batch changes the result. Here it does not.
         """
         desirable = rows["rewards"] > 0
         prepared = {**rows, "desirable": desirable}
@@ -66,7 +66,8 @@ class Labels(Algorithm):
         return shares
 
     def _columns(self, rows: Columns) -> dict[str, Tensor]:
-        """The columns of a label loss: sums over trained tokens, their number, and the row's own columns."""
+        """Return the columns of a label loss: sums over trained tokens, their number, and the row's own
+        columns."""
         mask = rows["mask"]
         tokens = {"response": rows["logprobs"], "response_length": mask.to(rows["logprobs"])}
         if "reference" in rows:

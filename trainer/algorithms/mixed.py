@@ -1,12 +1,13 @@
-"""Mixed: policy gradient on live rows of rollout groups, and imitation of expert rows beside them.
+"""Mixed: policy gradient on live rows of rollout groups, together with imitation of expert rows.
 
 L = (1 - mu)·L_policy + mu·L_expert. L_policy is all of `policy_gradient.py` over the live rows. L_expert is
 `supervised.py` over the expert rows, at the rollouts' temperature. Each is normalised by its own counts of
-the whole step. So neither the number of rows of a kind nor the size of micro-batches changes the two shares.
+the whole step, so that neither the number of rows of a kind nor the size of micro-batches changes the two
+shares.
 
 Source: CHORD, arXiv 2508.11408. Trinity-RFT's `mix` and `mix_chord` give the same if a step is one
-micro-batch. For several micro-batches they take the means of each and weigh them by rows. Their divergence
-and entropy are added to the sum, and are not part of L_policy.
+micro-batch. With several micro-batches they average each and weight them by rows. Their divergence and
+entropy are added to the sum, and are not part of L_policy.
 """
 
 import math
@@ -17,8 +18,8 @@ from torch import Tensor
 from trinity_db.trainer.algorithms.interface import Columns, Shares
 from trinity_db.trainer.algorithms.policy_gradient import PolicyGradient
 from trinity_db.trainer.algorithms.supervised import Supervised
-from trinity_db.trainer.parts.totals import Totals
-from trinity_db.trainer.recipes import MixConfig, SupervisedConfig
+from trinity_db.trainer.recipes.parts.totals import Totals
+from trinity_db.trainer.recipes.recipes import MixConfig, SupervisedConfig
 
 
 class Mixed(PolicyGradient):
@@ -35,7 +36,7 @@ class Mixed(PolicyGradient):
         return self._expert.needs | super().needs | {"is_expert": "expert_loss"}
 
     def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
-        """Prepare the live rows as policy gradient does. Expert rows stay as they are."""
+        """Prepare the live rows like policy gradient. Expert rows are unchanged."""
         is_live = ~rows["is_expert"]
         live, metrics = super().prepare({name: values[is_live] for name, values in rows.items()})
         return {
@@ -81,10 +82,10 @@ def scheduled_mu(
     """The expert rows' share of the loss at a step, counted from 1.
 
     It rises linearly to mu within `warmup_steps`. Then it falls along half a cosine within `decay_steps`, and
-    stays there.
+    stays constant.
 
     Args:
-        valley: the share at the end of the fall. None: the share stays at mu.
+        valley: The share at the end of the fall. None: the share stays at mu.
 
     Sources: CHORD-µ, arXiv 2508.11408; Trinity-RFT for the form of warm-up and decay.
     """
@@ -97,7 +98,8 @@ def scheduled_mu(
 
 
 def _with_experts(before: Tensor | None, live: Tensor, is_live: Tensor) -> Tensor:
-    """[N, ...] A column with the live rows' new values. Expert rows keep theirs, or get 0 in a new column.
+    """[N, ...] A column with the live rows' new values. Expert rows keep their values, or get 0 in a new
+    column.
 
     A column also counts as new if `prepare` has changed its shape.
     """
@@ -109,7 +111,7 @@ def _with_experts(before: Tensor | None, live: Tensor, is_live: Tensor) -> Tenso
 
 
 def _by_kind(totals: Totals) -> tuple[Totals, Totals]:
-    """The counts of the live rows, and the counts of the expert rows.
+    """Return the counts of the live rows, and the counts of the expert rows.
 
     A part of a batch may have no row of a kind. The kind's loss is then 0, over a count of 1.
     """

@@ -15,21 +15,21 @@ from torch import Tensor
 
 from trinity_db.errors import ConfigError
 from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares
-from trinity_db.trainer.parts.advantages import returns_to_go, whiten
-from trinity_db.trainer.parts.aggregation import seq_mean_token_mean, token_mean
-from trinity_db.trainer.parts.columns import Origin, names_of
-from trinity_db.trainer.parts.corrections import (
+from trinity_db.trainer.recipes.parts.advantages import returns_to_go, whiten
+from trinity_db.trainer.recipes.parts.aggregation import seq_mean_token_mean, token_mean
+from trinity_db.trainer.recipes.parts.columns import Origin, names_of
+from trinity_db.trainer.recipes.parts.corrections import (
     engine_difference,
     importance_metrics,
     interpolated_proximal,
     sampling_difference,
 )
-from trinity_db.trainer.parts.kinds import needs, part
-from trinity_db.trainer.parts.kl import adapted_coefficient, penalised_rewards
-from trinity_db.trainer.parts.policy_losses import log_ratio
-from trinity_db.trainer.parts.totals import Totals
-from trinity_db.trainer.parts.values import token_rewards, value_loss, value_metrics
-from trinity_db.trainer.recipes import PolicyGradientConfig
+from trinity_db.trainer.recipes.parts.kinds import needs, part
+from trinity_db.trainer.recipes.parts.kl import adapted_coefficient, penalised_rewards
+from trinity_db.trainer.recipes.parts.policy_losses import log_ratio
+from trinity_db.trainer.recipes.parts.totals import Totals
+from trinity_db.trainer.recipes.parts.values import token_rewards, value_loss, value_metrics
+from trinity_db.trainer.recipes.recipes import PolicyGradientConfig
 
 
 class PolicyGradient(Algorithm):
@@ -52,7 +52,7 @@ class PolicyGradient(Algorithm):
         self._reads_start = self._correction is not None or "proximal" in self._loss.columns
         if self._value and not self._advantage.properties.rewards_themselves:
             raise ConfigError(
-                f"algorithm.value: a reward is compared with its value, not by {self._advantage} as well; "
+                f"algorithm.value: the value is the baseline of a reward, and {self._advantage} another; "
                 "set advantage: reward, or mark your own with having(rewards_themselves=True)"
             )
 
@@ -92,8 +92,8 @@ class PolicyGradient(Algorithm):
     def advantages(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         """[n] The advantages that the draw records.
 
-        A step uses them as they are, with two exceptions: if there are values, or if the divergence is taken
-        off the reward, `prepare` computes advantages again, from the policy at the start of the step.
+        A step uses them unchanged, with two exceptions: if there are values, or if the divergence is
+        subtracted from the reward, `prepare` recomputes advantages from the policy at the start of the step.
         """
         values: NDArray[np.float64] = self._advantage(columns)
         return values
@@ -104,7 +104,7 @@ class PolicyGradient(Algorithm):
         Advantages are computed in float64, and get the dtype of the loss at the end.
         """
         rows, metrics = dict(rows), {}
-        if "greedy" in self.compares:  # greedy rows have weight 0: other rows are only compared with them
+        if "greedy" in self.compares:  # greedy rows have weight 0: they only serve as the baseline of others
             rows["mask"] = rows["mask"] & (rows["weight"] > 0)[:, None]
         start = rows.get("proximal")
         self._add_old(rows)
@@ -161,7 +161,8 @@ class PolicyGradient(Algorithm):
         return shares | {"loss": loss, "entropy": token_mean(rows["entropy"], mask, totals)}
 
     def after_step(self, metrics: dict[str, float], totals: Totals) -> dict[str, float]:
-        """Adapt the divergence's coefficient for the next step. Return the one that this step used."""
+        """Adapt the divergence's coefficient for the next step. Return the coefficient that this step
+        used."""
         kl = self._config.kl
         if kl is None or kl.target is None or "kl" not in metrics:
             return {}
@@ -179,7 +180,8 @@ class PolicyGradient(Algorithm):
             self._coefficient = state["kl_coefficient"]
 
     def _with_start(self, rows: Columns) -> Columns:
-        """Add what `prepare` left out without `proximal`. The weights are those of the start of the step."""
+        """Add the columns that `prepare` omitted without `proximal`. The weights are those of the start of
+        the step."""
         start = rows["logprobs"].detach()
         rows = {**rows, "proximal": start}
         self._add_old(rows)
@@ -197,14 +199,15 @@ class PolicyGradient(Algorithm):
             rows["old"] = rows[self._old]
 
     def _distil(self, rows: dict[str, Tensor]) -> None:
-        """Add the advantages that come from a teacher, if there is one."""
+        """Add the advantages from a teacher, if there is one."""
         if self._distillation:
             assert self._config.distillation is not None
             from_teacher = self._config.distillation.coefficient * self._distillation(rows)
             rows["advantages"] = rows["advantages"] + from_teacher
 
     def _penalise(self, rows: dict[str, Tensor]) -> float:
-        """Take the divergence at the start of the step off the rewards. Return its mean over sequences."""
+        """Subtract the divergence at the start of the step from the rewards. Return its mean over
+        sequences."""
         assert self._kl is not None
         mask = rows["mask"]
         estimates = self._kl(rows | {"logprobs": rows["old"]})
@@ -225,7 +228,7 @@ class PolicyGradient(Algorithm):
         return seq_mean_token_mean(estimates, mask, Totals(int(lengths.sum()), sequences, sequences)).item()
 
     def _estimate_advantages(self, rows: dict[str, Tensor]) -> dict[str, float]:
-        """Add the advantage and return of each token, by the values at the step's start."""
+        """Add the advantage and return of each token, from the values at the step's start."""
         assert self._value is not None
         # On the CPU, because the estimate runs over the tokens one by one; in float64 for accuracy.
         device = rows["mask"].device
@@ -239,7 +242,7 @@ class PolicyGradient(Algorithm):
         return value_metrics(values.double(), returns, mask)
 
     def _value_shares(self, rows: Columns, totals: Totals) -> Shares:
-        """The loss of the values, before its coefficient, and the share of tokens that were clipped."""
+        """Return the loss of the values, before its coefficient, and the share of clipped tokens."""
         assert self._config.value is not None
         columns = (rows[name] for name in ("values", "old_values", "returns", "mask"))
         terms = value_loss(*columns, clip_range=self._config.value.clip_range)
@@ -257,9 +260,9 @@ def _aggregation_inputs(values: Tensor, mask: Tensor, totals: Totals) -> dict[st
 def _distances(rows: Columns, totals: Totals) -> Shares:
     """How far the policy has moved from `old`. `approx_kl` estimates KL(old ‖ now).
 
-    It is the estimator k3, the mean of r - 1 - log r, which is never negative, as in TRL's asynchronous GRPO
-    and prime-rl's mismatch_kl. ppo_kl of verl and Trinity-RFT is k1, -mean(log r). TRL's former PPO had k2,
-    mean((log r)²)/2.
+    It is the estimator k3, the mean of r - 1 - log r, which is never negative, like in TRL's asynchronous
+    GRPO and prime-rl's mismatch_kl. ppo_kl of verl and Trinity-RFT is k1, -mean(log r). TRL's former PPO had
+    k2, mean((log r)²)/2.
     """
     if "old" not in rows:
         return {}
@@ -273,7 +276,7 @@ def _distances(rows: Columns, totals: Totals) -> Shares:
 
 
 def _clip_ratios(clipped: Tensor, advantages: Tensor, mask: Tensor, totals: Totals) -> Shares:
-    """The clipped tokens as a share of all tokens: all, those with A < 0 (low), those with A > 0 (high)."""
+    """The clipped tokens as a share of all tokens: all, tokens with A < 0 (low), tokens with A > 0 (high)."""
     return {
         "clip_ratio": token_mean(clipped, mask, totals),
         "clip_ratio/low_mean": token_mean(clipped * (advantages < 0), mask, totals),
@@ -291,10 +294,12 @@ def _returns(rewards: Tensor, penalties: Tensor, mask: Tensor) -> Tensor:
 def _whitened(advantages: Tensor, mask: Tensor) -> Tensor:
     """[B, K] from [B, 1] or [B, K], normalised over the trained tokens; see `whiten`."""
     rows = advantages.expand_as(mask).double().cpu().numpy()
-    return _rectangle(whiten([row[kept] for row, kept in zip(rows, mask.cpu().numpy(), strict=True)]), mask)
+    return _rectangle(
+        whiten([row[trained] for row, trained in zip(rows, mask.cpu().numpy(), strict=True)]), mask
+    )
 
 
 def _rectangle(rows: list[NDArray[np.float64]], mask: Tensor) -> Tensor:
-    """[B, K] The numbers of each row put where its mask is True, in float64 on the mask's device."""
+    """[B, K] The numbers of each row placed where its mask is True, in float64 on the mask's device."""
     values = torch.from_numpy(np.concatenate(rows)).to(mask.device)
     return values.new_zeros(mask.shape).masked_scatter(mask, values)

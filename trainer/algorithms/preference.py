@@ -3,13 +3,13 @@
 from torch import Tensor
 
 from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares
-from trinity_db.trainer.parts.kinds import Part, needs, part
-from trinity_db.trainer.parts.totals import Totals
-from trinity_db.trainer.recipes import PreferenceConfig
+from trinity_db.trainer.recipes.parts.kinds import Part, needs, part
+from trinity_db.trainer.recipes.parts.totals import Totals
+from trinity_db.trainer.recipes.recipes import PreferenceConfig
 
 
 class Preference(Algorithm):
-    """Learns from pairs. Rows stand in the order chosen, rejected, chosen, rejected, ..."""
+    """Learns from pairs. Rows are in the order chosen, rejected, chosen, rejected, ..."""
 
     width = 2
 
@@ -23,7 +23,7 @@ class Preference(Algorithm):
         return {"reference": of_reference[0]} if of_reference else {}
 
     def prepare(self, rows: Columns) -> tuple[Columns, dict[str, float]]:
-        """Clear the masks of both rows of a pair where one has no trained token.
+        """Clear the masks of both rows of a pair if one has no trained token.
 
         Nothing can be compared with it: losses that divide by its length would be NaN.
         """
@@ -50,7 +50,7 @@ class Preference(Algorithm):
         return {name: values.sum() / totals.items for name, values in per_pair.items()}
 
     def _rewards(self, pairs: Columns) -> dict[str, Tensor]:
-        """The implicit rewards of a pair's responses, by the first loss, as TRL reports them.
+        """The implicit rewards of a pair's responses, from the first loss, like in TRL.
 
         With a reference, they are beta times the log-ratios to it. Without one, they are beta times the
         log-probabilities, divided by the number of tokens if the loss does that.
@@ -69,7 +69,7 @@ class Preference(Algorithm):
 
 
 def _pair_columns(rows: Columns) -> dict[str, Tensor]:
-    """The columns of pairs: sums over trained tokens, and the numbers of these tokens."""
+    """Return the columns of pairs: sums over trained tokens, and the numbers of these tokens."""
     mask = rows["mask"]
     columns = {"": rows["logprobs"], "_length": mask.to(rows["logprobs"])}
     if "reference" in rows:

@@ -1,15 +1,16 @@
-"""Reward model: the mean over pairs of how unlikely the preference is, given the rewards of both rows."""
+"""Reward model: the mean over pairs of the preference's negative log-likelihood under the rewards of both
+rows."""
 
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares
-from trinity_db.trainer.parts.totals import Totals
-from trinity_db.trainer.recipes import RewardModelConfig
+from trinity_db.trainer.recipes.parts.totals import Totals
+from trinity_db.trainer.recipes.recipes import RewardModelConfig
 
 
 class RewardModel(Algorithm):
-    """Learns a number r for each response. Rows stand in the order chosen, rejected, chosen, rejected, ...
+    """Learns a number r for each response. Rows are in the order chosen, rejected, chosen, rejected, ...
 
     -log σ(r_chosen - r_rejected - margin) + c (r_chosen + r_rejected)², where c is `center_coefficient`.
 

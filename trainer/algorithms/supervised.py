@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinity_db.trainer.algorithms.interface import Algorithm, Columns, Shares
-from trinity_db.trainer.parts.aggregation import token_mean
-from trinity_db.trainer.parts.kinds import needs, part
-from trinity_db.trainer.parts.totals import Totals
-from trinity_db.trainer.recipes import SupervisedConfig
+from trinity_db.trainer.recipes.parts.aggregation import token_mean
+from trinity_db.trainer.recipes.parts.kinds import needs, part
+from trinity_db.trainer.recipes.parts.totals import Totals
+from trinity_db.trainer.recipes.recipes import SupervisedConfig
 
 
 class Supervised(Algorithm):
-    """Imitates imported rows, or those rows of rollout groups whose reward is above a limit."""
+    """Imitates imported rows, or rows of rollout groups with a reward above a limit."""
 
     def __init__(self, config: SupervisedConfig) -> None:
         self._limit = config.reward_above

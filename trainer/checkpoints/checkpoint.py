@@ -1,8 +1,8 @@
-"""Checkpoints on disk: what a trainer goes on from, in a folder each, apart from the weights of its version.
+"""Checkpoints on disk: folders from which a trainer resumes, separate from the weights of their versions.
 
-A checkpoint has what training has changed, as the trainer has it: weights, value head, a reference that
-follows, and the optimizer's state; with counters and random state. Where ranks have parts of the weights,
-each writes its own part. So no rank gathers them, and any number of ranks goes on from the parts.
+A checkpoint contains what training has changed, in the trainer's precision: weights, value head, a reference
+that follows, and the optimizer's state; with counters and random state. If the weights are sharded, each rank
+writes its own part, so that no rank gathers them, and any number of ranks can resume from the parts.
 
     checkpoint-000012/{tensors.safetensors,trainer_state.pt}             of one process
     checkpoint-000014/part-00000/{tensors.safetensors,trainer_state.pt}  of the first of several ranks
@@ -20,33 +20,33 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import keystr, tree_map, tree_map_with_path
 
-from trinity_db import durable
 from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.io import durable
 from trinity_db.models import folder_digest
 from trinity_db.models.weights_file import DTYPES
-from trinity_db.trainer.checkpoints import former, writing
+from trinity_db.trainer.checkpoints import writing
 from trinity_db.trainer.distribution.parts import Parts, own_part
 from trinity_db.trainer.learner.learner import Learner
 
 STATE_FILE = "trainer_state.pt"
 TENSORS_FILE = "tensors.safetensors"
 _PLACE = "in " + TENSORS_FILE
-"""The key that stands in the state for a tensor in the other file, with the tensor's name there."""
+"""Key in the state for a tensor in the other file, with the tensor's name there."""
 
 _OF_ITS_OWN = "start a run of its own from it, as model: {run: NAME} does."
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one rank's part."""
+    """Result of writing one rank's part."""
 
     digest: str | None
-    """None: the rank has none."""
+    """Digest of the part; None if the rank has none."""
     error: str | None = None
 
 
 class _Content:
-    """A small file whose bytes are in memory."""
+    """A small file whose content is in memory."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -57,7 +57,7 @@ class _Content:
 
 
 def num_bytes(learner: Learner) -> int:
-    """The size of a checkpoint, of all parts. Before the first step it lacks the optimizer's state."""
+    """Return the size of a checkpoint, of all parts. Before the first step it lacks the optimizer's state."""
     tensors = learner.policy.trained()
     _outside({"optimizer": learner.optimizer.state_dict()}, tensors)
     sample = learner.policy.visible.state_bytes if learner.policy.visible else 0
@@ -65,21 +65,21 @@ def num_bytes(learner: Learner) -> int:
 
 
 def begin_part(folder: Path, aside: Path, learner: Learner) -> writing.Writing | None:
-    """Have a thread write this rank's part of the learner's state while the learner keeps working.
+    """Start a thread that writes this rank's part of the learner's state while the learner continues.
 
     The thread reads the learner's own tensors. Before the learner changes tensors, it copies the unwritten
-    ones into the memory of the CPU: with AdamW at most 12 bytes a trained parameter of the part, and 4
-    for each frozen one.
+    ones to CPU memory: with AdamW at most 12 bytes per trained parameter of the part, and 4 per frozen
+    parameter.
 
     Args:
-        folder: of the checkpoint, once all parts are written.
-        aside: the temporary folder, which the thread makes.
+        folder: Folder of the checkpoint, once all parts are written.
+        aside: Temporary folder, created by the thread.
 
     Returns:
-        None if the rank has no part, as the first rank writes all.
+        None if the rank has no part, because the first rank writes everything.
 
     Raises:
-        ConfigError: the state has what `load_state` does not read. Nothing is written then.
+        ConfigError: if the state contains something that `load_state` does not read. Then nothing is written.
     """
     ranks, is_sharded = learner.ranks, learner.policy.is_sharded
     if ranks.rank > 0 and not is_sharded:
@@ -104,47 +104,44 @@ def outcome(part: writing.Writing | None) -> Outcome:
 
 
 def finish(folder: Path, aside: Path, outcomes: Sequence[Outcome]) -> str:
-    """Give a checkpoint its name when all ranks have written their parts. Returns its hash.
+    """Rename a checkpoint to its final name when all ranks have written their parts. Return its hash.
 
     Raises:
-        TrinityError: a rank could not write its part, or the folder exists. The temporary folder is gone.
+        TrinityError: if a rank failed to write its part, or the folder exists. The temporary folder is
+            deleted.
     """
     with writing.or_nothing(folder, aside):
-        if errors := [one.error for one in outcomes if one.error is not None]:
+        if errors := [outcome.error for outcome in outcomes if outcome.error is not None]:
             raise TrinityError(errors[0])
         durable.flush(aside)
         writing.rename(aside, folder)
-    return folder_digest.together([one.digest for one in outcomes if one.digest is not None])
+    return folder_digest.together([outcome.digest for outcome in outcomes if outcome.digest is not None])
 
 
 def load_state(folder: Path, learner: Learner) -> None:
-    """Make a learner that was built from the weights of this version go on as the one that was saved.
+    """Restore the saved state into a learner that was built from the weights of this version.
 
     Raises:
-        ConfigError: the folder is no checkpoint, or lacks something that the learner trains, or the
-            optimizer's state is of other weights.
+        ConfigError: if the folder is not a checkpoint, or lacks something that the learner trains, or the
+            optimizer's state belongs to other weights.
     """
     parts = folder_digest.parts_of(folder)
     if not (parts[0] / STATE_FILE).is_file():
-        raise ConfigError(f"{folder}: is no checkpoint to go on from, it has no {STATE_FILE}.")
+        raise ConfigError(f"{folder}: is not a checkpoint to resume from, it has no {STATE_FILE}.")
     state = torch.load(parts[0] / STATE_FILE, map_location="cpu", weights_only=True)
-    is_former = former.is_one(folder, TENSORS_FILE)
-    tensors = Parts([] if is_former else [part / TENSORS_FILE for part in parts])
+    tensors = Parts([part / TENSORS_FILE for part in parts])
     trained = learner.policy.trained()
-    if not is_former and (missing := trained.keys() - tensors.names):
-        what = "values" if all(name.startswith("value_head.") for name in missing) else min(missing)
-        raise ConfigError(f"{folder}: was trained without {what}; {_OF_ITS_OWN}")
+    if missing := trained.keys() - tensors.names:
+        missing_part = "values" if all(name.startswith("value_head.") for name in missing) else min(missing)
+        raise ConfigError(f"{folder}: was trained without {missing_part}; {_OF_ITS_OWN}")
     if not learner.optimizer.fits(state["optimizer"]):
         raise ConfigError(
-            f"{folder}: its optimizer's state is of other weights than those that are trained now, because "
+            f"{folder}: its optimizer's state belongs to other weights than those being trained, because "
             f"an earlier version of trinity-db or of its libraries chose them; {_OF_ITS_OWN}"
         )
-    if is_former:
-        former.load(folder, learner)
-    else:
-        for name, tensor in trained.items():
-            tensors.copy_into(name, tensor)
-        state["optimizer"]["state"] = _inside(state["optimizer"]["state"], tensors, learner)
+    for name, tensor in trained.items():
+        tensors.copy_into(name, tensor)
+    state["optimizer"]["state"] = _inside(state["optimizer"]["state"], tensors, learner)
     learner.load_state_dict(state)
 
 
@@ -159,53 +156,53 @@ def _write(folder: Path, part: Path, files: Mapping[Path, folder_digest.Unwritte
 
 
 def _outside(state: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """A learner's state without the optimizer's tensors, which are added to `tensors`.
+    """Return a learner's state without the optimizer's tensors, which are added to `tensors`.
 
-    Single numbers stay, and tensors of dtypes that a file of safetensors does not hold.
+    Scalars, and tensors with dtypes that safetensors does not support, stay in the state.
     """
 
-    def of(place: int) -> Any:
+    def of(index: int) -> Any:
         def take(path: Any, leaf: Any) -> Any:
             if not isinstance(leaf, DTensor) and (
                 not isinstance(leaf, Tensor) or leaf.numel() <= 1 or leaf.dtype not in DTYPES
             ):
                 return leaf
-            name = f"optimizer.{place}{keystr(path)}"
+            name = f"optimizer.{index}{keystr(path)}"
             tensors[name] = leaf
             return {_PLACE: name}
 
         return take
 
     optimizer = state["optimizer"]
-    outside = {place: tree_map_with_path(of(place), values) for place, values in optimizer["state"].items()}
+    outside = {index: tree_map_with_path(of(index), values) for index, values in optimizer["state"].items()}
     return state | {"optimizer": optimizer | {"state": outside}}
 
 
 def _inside(state: Mapping[int, Any], tensors: Parts, learner: Learner) -> dict[int, Any]:
-    """The optimizer's state with its tensors, each shared among ranks as its parameter is."""
+    """Return the optimizer's state with its tensors, each sharded like its parameter."""
     parameters = learner.policy.parameters()
 
     def is_named(leaf: Any) -> bool:
         return isinstance(leaf, dict) and _PLACE in leaf
 
-    def put(place: int) -> Any:
-        return lambda leaf: tensors.read(leaf[_PLACE], parameters[place]) if is_named(leaf) else leaf
+    def put(index: int) -> Any:
+        return lambda leaf: tensors.read(leaf[_PLACE], parameters[index]) if is_named(leaf) else leaf
 
-    return {place: tree_map(put(place), values, is_leaf=is_named) for place, values in state.items()}
+    return {index: tree_map(put(index), values, is_leaf=is_named) for index, values in state.items()}
 
 
 def _serialised(state: dict[str, Any]) -> bytes:
-    """The content of the state's file.
+    """Serialise the state for its file.
 
     Raises:
-        ConfigError: the state has objects that are not loaded, since loading them may run code.
+        ConfigError: if the state has objects that are not loaded, because loading them may run code.
     """
     content = io.BytesIO()
     torch.save(state, content)
     content.seek(0)
     if unread := torch.serialization.get_unsafe_globals_in_checkpoint(content):
         raise ConfigError(
-            f"trainer.optimizer: its state has {', '.join(unread)}, with which no checkpoint is read again; "
-            "keep tensors, numbers, texts, and lists and dicts of these in it."
+            f"trainer.optimizer: its state has {', '.join(unread)}, which a checkpoint cannot restore; "
+            "use only tensors, numbers, strings, and lists and dicts of these."
         )
     return content.getvalue()

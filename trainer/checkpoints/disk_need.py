@@ -1,4 +1,4 @@
-"""How much disk the versions and checkpoints of a run need, computed without torch before the run exists."""
+"""Estimates the disk space for versions and checkpoints of a run, without torch, before the run exists."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,39 +8,39 @@ from pathlib import Path
 from trinity_db.trainer.config import LoraConfig, TrainerConfig
 
 STATE_BYTES = {"adamw": 8, "adamw_8bit": 2, "adafactor": 0, "sgd": 0, "muon": 8, "own": 8}
-"""Bytes of the optimizer's state for each trained parameter. Of `own` it is that of AdamW."""
+"""Bytes of optimizer state per trained parameter. `own` is estimated like AdamW."""
 
 SAMPLE = 1 << 20
-"""Weights of the starting model that a checkpoint has; see `learner/visible_updates.py`."""
+"""Weights of the starting model in a checkpoint; see `learner/visible_updates.py`."""
 
 OLDER_SHARE = 0.06
-"""Disk of an older version in 16 bits as a share of a whole one, measured at a learning rate of 1e-5: a delta
-takes 0.02, and one of 27 versions is whole."""
+"""Disk space of an older 16-bit version relative to a full one, measured at a learning rate of 1e-5: a delta
+takes 0.02, and one of 27 versions is full."""
 
 Shapes = Mapping[str, Sequence[int]]
-"""The shape of each tensor of a model, by name."""
+"""Shape of each tensor of a model, by name."""
 
 
 @dataclass(frozen=True)
 class DiskNeed:
-    """Bytes of one version and of one checkpoint, and the most of each that are on disk at a time."""
+    """Bytes of one version and of one checkpoint, and the maximum number of each on disk at a time."""
 
     version: int
     checkpoint: int
     num_versions: int
     num_checkpoints: int
     deltas: int
-    """Bytes of older versions in 16 bits, as deltas and the whole ones that these are based on. They take no
-    more than `trainer.keep_deltas` allows, and therefore do not count to the total."""
+    """Bytes of older 16-bit versions, as deltas and the full versions that they are based on. They are
+    limited by `trainer.keep_deltas`, and therefore not part of the total."""
 
     @property
     def total(self) -> int:
-        """Bytes at most, without the deltas."""
+        """Maximum bytes, without the deltas."""
         return self.version * self.num_versions + self.checkpoint * self.num_checkpoints
 
 
 def shapes_of(model: Path) -> Shapes:
-    """The shapes in the safetensors files of a folder. Empty if it has none."""
+    """Return the shapes in the safetensors files of a folder; empty without such files."""
     from safetensors import SafetensorError, safe_open
 
     shapes: dict[str, Sequence[int]] = {}
@@ -54,13 +54,13 @@ def shapes_of(model: Path) -> Shapes:
 
 
 def estimate(shapes: Shapes, config: TrainerConfig, publish_every: int, copies_start: bool) -> DiskNeed:
-    """The need of a run.
+    """Estimate the disk space of a run.
 
     Args:
-        shapes: of its starting model.
-        config: `publish` is set if the run has an adapter.
-        publish_every: steps between two versions.
-        copies_start: whether the folder of checkpoints also gets a copy of the starting model.
+        shapes: Shapes of its starting model.
+        config: Settings, with `publish` set if the run has an adapter.
+        publish_every: Steps between two versions.
+        copies_start: Whether the folder of checkpoints also gets a copy of the starting model.
     """
     whole = sum(map(math.prod, shapes.values()))
     trained = whole if config.lora is None else _adapter(shapes, config.lora)
@@ -81,9 +81,10 @@ def estimate(shapes: Shapes, config: TrainerConfig, publish_every: int, copies_s
 
 
 def _most_at_a_time(config: TrainerConfig, publish_every: int) -> tuple[int, int]:
-    """Versions and checkpoints: the kept ones, one that is being written, and one that a stop may still need.
+    """Return the maximum numbers of versions and checkpoints: kept ones, one being written, and one for a
+    stop.
 
-    Versions with a checkpoint are kept apart from the newest ones if not all have one.
+    Unless every version has a checkpoint, versions with one are kept in addition to the newest versions.
     """
     keep, every = config.keep_checkpoints, config.checkpoint_every
     are_apart = every == "auto" or every > publish_every
@@ -104,7 +105,7 @@ def _state_bytes(config: TrainerConfig) -> int:
 
 
 def _adapter(shapes: Shapes, lora: LoraConfig) -> int:
-    """The number of parameters of an adapter: for each matrix, `rank` rows and columns."""
+    """Return the number of parameters of an adapter: for each matrix, `rank` rows and columns."""
     matrices = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if len(shape) == 2}
     return sum(
         lora.rank * sum(shape)

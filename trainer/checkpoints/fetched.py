@@ -1,7 +1,7 @@
-"""Fetches from an object store what a trainer goes on from, where this machine does not have it.
+"""Fetches from an object store the files that a trainer resumes from, if this machine does not have them.
 
-Files are fetched to a temporary folder, held to their hash, flushed, and get their name in the run's own
-folder then. So a crash leaves nothing that looks whole.
+Files are fetched to a temporary folder, verified by hash, flushed, and then moved into the run's own folder.
+A crash therefore leaves nothing that looks complete.
 """
 
 import logging
@@ -11,49 +11,50 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from trinity_db import durable
+from trinity_db.io import durable
 from trinity_db.models import folder_digest
 from trinity_db.store import policies, workers
 from trinity_db.trainer.checkpoints import writing
-from trinity_db.trainer.checkpoints.patience import Patience, PatientBucket
+from trinity_db.trainer.checkpoints.retrying_bucket import Patience, PatientBucket
 from trinity_db.trainer.checkpoints.run_files import RunFiles
 from trinity_db.weights import cache, delta, fetching, manifest
-from trinity_db.weights.manifest import Broken
+from trinity_db.weights.manifest import BrokenUpload
 
 logger = logging.getLogger(__name__)
 
 
 def fetch_all(files: RunFiles, policy: policies.PolicyVersion) -> policies.PolicyVersion | None:
-    """A version with its weights and its checkpoint on this machine; what is not here is fetched.
+    """Return a version with its weights and checkpoint on this machine, fetching what is missing.
 
     Returns:
-        None: something is neither here nor in the object store.
+        None if something is neither here nor in the object store.
 
     Raises:
-        Broken: objects are missing or damaged.
-        GivenUp: the trainer is to stop.
-        TrinityError: the object store was away for too long, or refuses it; or the disk cannot be written.
+        Broken: if objects are missing or damaged.
+        GivenUp: if the trainer is stopping.
+        TrinityError: if the object store was away for too long, or denies access; or the disk is not
+            writable.
     """
     if policy.weights is None and (policy.resumed is None or policy.resumed.address is None):
-        return None  # without a look at the files, which takes minutes for a large model
+        return None  # without checking the files, which takes minutes for a large model
     weights, checkpoint, resumed = files.locate(policy), files.locate_checkpoint(policy), policy.resumed
     if (weights is None and policy.weights is None) or (
         resumed is not None and checkpoint is None and resumed.address is None
     ):
         return None
-    # The checkpoint first: it is the larger one, and without it the weights are of no use.
+    # The checkpoint first: it is larger, and the weights are useless without it.
     if resumed is not None:
         resumed = replace(resumed, folder=checkpoint or _checkpoint(files, policy.version, resumed))
     return replace(policy, checkpoint=weights or _weights(files, policy), resumed=resumed)
 
 
 def fetch_first(files: RunFiles, first: policies.PolicyVersion) -> Path | None:
-    """The starting model in the run's own folder, and on record there; None: it is in no object store.
+    """Return the starting model in the run's own folder, and record it; None if it is in no object store.
 
     Raises:
-        Broken: objects are missing or damaged.
-        LeaseLost: another trainer has this one's place.
-        TrinityError: as `fetch_all`.
+        Broken: if objects are missing or damaged.
+        LeaseLost: if another trainer has taken over.
+        TrinityError: see `fetch_all`.
     """
     if first.weights is None:
         return None
@@ -65,24 +66,24 @@ def fetch_first(files: RunFiles, first: policies.PolicyVersion) -> Path | None:
 
 
 def fetch_other(patience: Patience, address: str, digest: str) -> Path:
-    """The weights of another run's version, among those that this machine has fetched.
+    """Return the weights of another run's version, from this machine's cache or fetched into it.
 
-    An adapter has the model that it lies on beside it.
+    An adapter has its base model next to it.
 
     Raises:
-        Broken, TrinityError: as `fetch_first`.
+        Broken, TrinityError: see `fetch_first`.
     """
     logger.info("fetching %s", address)
     return cache.fetch(address, digest, partial(PatientBucket, patience=patience))
 
 
 def is_whole(files: RunFiles, policy: policies.PolicyVersion) -> bool:
-    """Whether the objects of a version give the files that were published, and those that it lies on.
+    """Whether the objects of a version, and of its bases, give the files that were published.
 
-    Fetches all of them to a temporary folder: no other look at an object finds a changed bit.
+    All of them are fetched to a temporary folder, since only this detects a flipped bit.
 
     Raises:
-        GivenUp, TrinityError: as `fetch_all`.
+        GivenUp, TrinityError: see `fetch_all`.
     """
     assert policy.weights is not None
     aside = writing.aside_of(files.folder.version_folder(policy.version))
@@ -90,20 +91,20 @@ def is_whole(files: RunFiles, policy: policies.PolicyVersion) -> bool:
         url, name = manifest.split(policy.weights)
         bucket = PatientBucket(url, files.patience)
         first = manifest.read(bucket, name).adapter_on
-        wanted = [(name, policy.checkpoint_hash)]
-        wanted += [(first, manifest.read(bucket, first).digest)] if first else []
-        return all(_gives(bucket, name, digest, aside) for name, digest in wanted)
-    except (Broken, delta.Damaged):
+        digests = [(name, policy.checkpoint_hash)]
+        digests += [(first, manifest.read(bucket, first).digest)] if first else []
+        return all(_gives(bucket, name, digest, aside) for name, digest in digests)
+    except (BrokenUpload, delta.Damaged):
         return False
 
 
 def _gives(bucket: PatientBucket, name: str, digest: str, aside: Path) -> bool:
-    """Whether a version's objects, without any file that is here, give a folder with this digest."""
+    """Whether a version's objects, without any local file, give a folder with this digest."""
     with writing.or_nothing(aside, aside):
         aside.mkdir(parents=True)
         manifests = manifest.chain(bucket, name)
-        for one in reversed(manifests):
-            fetching.make(aside, bucket, one, manifests[one])
+        for name_in_chain in reversed(manifests):
+            fetching.make(aside, bucket, name_in_chain, manifests[name_in_chain])
         is_right = folder_digest.verify(aside, digest)
         shutil.rmtree(aside)
     return is_right
@@ -112,9 +113,9 @@ def _gives(bucket: PatientBucket, name: str, digest: str, aside: Path) -> bool:
 def _weights(files: RunFiles, policy: policies.PolicyVersion) -> Path:
     """Fetch a version's weights, and copy them into the run's own folder."""
     assert policy.weights is not None
-    found = fetch_other(files.patience, policy.weights, policy.checkpoint_hash)
+    cached = fetch_other(files.patience, policy.weights, policy.checkpoint_hash)
     folder = files.folder.version_folder(policy.version)
-    writing.copy(found, lambda copy: folder_digest.verify(copy, policy.checkpoint_hash), folder)
+    writing.copy(cached, lambda copy: folder_digest.verify(copy, policy.checkpoint_hash), folder)
     return folder
 
 
@@ -133,9 +134,9 @@ def _checkpoint(files: RunFiles, version: int, resumed: policies.Checkpoint) -> 
         try:
             fetching.make(aside, bucket, name, made)
         except delta.Damaged as error:
-            raise Broken(f"{resumed.address}: {error}") from error
+            raise BrokenUpload(f"{resumed.address}: {error}") from error
         if not folder_digest.verify_checkpoint(aside, resumed.hash):
-            raise Broken(f"{resumed.address}: its objects give other files than were saved.")
+            raise BrokenUpload(f"{resumed.address}: its objects give other files than were saved.")
         durable.flush_all(aside)
         writing.rename(aside, folder)
     logger.info(

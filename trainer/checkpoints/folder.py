@@ -1,9 +1,9 @@
-"""The run's own folder of checkpoints: the only place where the trainer renames or deletes files.
+"""The run's own folder of checkpoints, the only place where the trainer renames or deletes files.
 
-The file `run.json` in a folder names its owner: a store instance and a run. The trainer only reads a folder
-that names another owner, or that holds versions or checkpoints and names no owner. The run then gets a folder
-of its own beside it. Paths from the database are not trusted: `delete` and `set_aside` change a version's
-folder or that of its checkpoint in this folder, and nothing else.
+The file `run.json` in a folder names its owner: a store instance and a run. A folder with another owner, or
+with versions or checkpoints and no owner, is read-only for the trainer; the run then gets its own folder next
+to it. Paths from the database are not trusted: `delete` and `set_aside` only change folders of a version or
+its checkpoint within this folder.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from trinity_db import durable
 from trinity_db.errors import ConfigError, TrinityError
+from trinity_db.io import durable
 from trinity_db.models.adapter_folder import BASE_FILE, Base
 from trinity_db.models.folder_digest import verify, verify_checkpoint
-from trinity_db.trainer.checkpoints import checkpoint, writing
+from trinity_db.trainer.checkpoints import writing
 from trinity_db.weights import packed
 
 logger = logging.getLogger(__name__)
@@ -39,13 +39,13 @@ _DAMAGED = re.compile(_NAME.pattern + r"\.damaged(-\d+)?")
 
 @dataclass(frozen=True)
 class Publication:
-    """A policy version that the store has recorded, as `published.json` remembers it."""
+    """A policy version recorded by the store, according to `published.json`."""
 
     version: int
     step: int
     hash: str
     resume_hash: str | None = None
-    """Of its checkpoint; None before the store has recorded one."""
+    """Hash of its checkpoint; None until the store has recorded one."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Folder:
     owner: str
 
     def version_folder(self, version: int) -> Path:
-        """The folder for a version's weights. If the usual name is taken, the name ends in -2, -3, ...
+        """Return the folder for a version's weights. If the usual name is taken, the name ends in -2, -3, ...
 
         A replaced trainer may have left a folder of that name, or may still be writing one.
 
         Raises:
-            TrinityError: the folder names another owner now.
+            TrinityError: if the folder has another owner now.
         """
         return self._free(f"version-{version:06d}")
 
     def checkpoint_folder(self, version: int) -> Path:
-        """The folder for a version's checkpoint, chosen as `version_folder` does."""
+        """Return the folder for a version's checkpoint, chosen like `version_folder`."""
         return self._free(f"checkpoint-{version:06d}")
 
     def _free(self, name: str) -> Path:
@@ -74,7 +74,7 @@ class Folder:
         folder = self.path / name
         others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
         paths = chain([folder], others)
-        return next(path for path in paths if not path.is_dir() and not packed.place_of(path).is_dir())
+        return next(path for path in paths if not path.is_dir() and not packed.delta_folder(path).is_dir())
 
     def holds(self, version: int, path: Path) -> bool:
         """Whether a path is a folder of this version or its checkpoint in this folder, and not a link."""
@@ -88,23 +88,24 @@ class Folder:
             return False
 
     def names_among(self, paths: Iterable[Path]) -> set[str]:
-        """The names of those paths that are folders of versions in this folder."""
+        """Return the names of those paths that are folders of versions in this folder."""
         versions = [path for path in paths if _NAME.fullmatch(path.name)]
         own = os.path.realpath(self.path)
         parents = {parent for parent in {path.parent for path in versions} if os.path.realpath(parent) == own}
         return {path.name for path in versions if path.parent in parents}
 
     def delete(self, version: int, path: Path) -> None:
-        """Delete a folder of a version or its checkpoint that is no longer needed, whole or a delta."""
-        for place in (path, packed.place_of(path)):
-            if self._may_change(version, place):
-                shutil.rmtree(place, ignore_errors=True)
+        """Delete a folder of a version or its checkpoint, full or a delta."""
+        for folder in (path, packed.delta_folder(path)):
+            if self._may_change(version, folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def set_aside(self, version: int, path: Path) -> None:
-        """Rename a folder of a damaged version or checkpoint to *.damaged, which nothing loads or deletes.
+        """Rename a folder of a damaged version or checkpoint to *.damaged, which is neither loaded nor
+        deleted.
 
         Raises:
-            TrinityError: the folder cannot be renamed.
+            TrinityError: if renaming fails.
         """
         if self._may_change(version, path):
             _rename(path, "damaged")
@@ -112,16 +113,16 @@ class Folder:
     def acknowledge(self, publication: Publication) -> None:
         """Note in `published.json` that the store has recorded a version.
 
-        With this note a later trainer finds out if the server has lost the version.
+        With this note a later trainer detects that the server has lost the version.
         """
         files = {path.name.partition(".")[0] for path in self.path.glob("version-*")}
         numbers = {int(name[1]) for file in files if (name := _NAME.fullmatch(file))}
-        kept = [
+        others = [
             known
             for known in self.publications()
             if known.version != publication.version and known.version in numbers
         ]
-        self._note([*kept, publication])
+        self._note([*others, publication])
 
     def acknowledge_checkpoint(self, version: int, resume_hash: str) -> None:
         """Note in `published.json` that the store has recorded a version's checkpoint."""
@@ -138,18 +139,18 @@ class Folder:
         _write_whole(self.path / PUBLISHED_FILE, content)
 
     def note_base(self, base: Base) -> None:
-        """Note in `base.json` where the model lies that the run's adapters are on.
+        """Note in `base.json` the location of the base model of the run's adapters.
 
-        Explorers look there if it moved after an adapter was written.
+        Explorers use it if the model moved after an adapter was written.
         """
         self._check_owner()
         _write_whole(self.path / BASE_FILE, base.content)
 
     def publications(self) -> list[Publication]:
-        """The noted versions: those that still have files here, and the newest one at the end."""
+        """Return the noted versions that still have files here, and the newest one, last."""
         try:
-            found = json.loads((self.path / PUBLISHED_FILE).read_bytes())
-            return [Publication(**known) for known in found]
+            notes = json.loads((self.path / PUBLISHED_FILE).read_bytes())
+            return [Publication(**known) for known in notes]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError) as error:
@@ -160,15 +161,15 @@ class Folder:
         """Rename the folders of versions that the server has lost to *.later; return these versions' numbers.
 
         Args:
-            newest: the highest version that the store knows, -1 before the first. A crash before the record
-                leaves at most the folders of version newest + 1. They count as lost only if it was noted.
+            newest: The highest version in the store, -1 before the first. A crash before recording leaves at
+                most the folders of version newest + 1, which count as lost only if the version was noted.
         """
         self._check_owner()
         paths = [(path, _KEPT.fullmatch(path.name)) for path in _version_paths(self.path)]
         numbers = {path: int(name[1]) for path, name in paths if name}
         aside = [int(later[1]) for path, _ in paths if (later := _LATER.fullmatch(path.name))]
         acknowledged = [known.version for known in self.publications()]
-        # Of versions alone: other trainers name their checkpoints by the step, such as checkpoint-120000.
+        # Only of versions: other trainers name their checkpoints by the step, such as checkpoint-120000.
         beyond = [
             number
             for path, number in numbers.items()
@@ -181,37 +182,32 @@ class Folder:
         return list(range(newest + 1, last + 1))
 
     def lost_checkpoint(self, version: int) -> tuple[Publication, Path, Path] | None:
-        """What was noted of a lost version, its *.later weights, and its *.later checkpoint.
+        """Return the note of a lost version, its *.later weights, and its *.later checkpoint.
 
-        None if one of them is not there whole, or was never recorded.
+        None if one of them is incomplete or was never recorded.
         """
-        known = next((one for one in self.publications() if one.version == version), None)
-        if known is None:
+        known = next((note for note in self.publications() if note.version == version), None)
+        if known is None or known.resume_hash is None:
             return None
         weights = next((path for path in self._later("version", version) if verify(path, known.hash)), None)
         if weights is None:
             return None
-        if known.resume_hash is None:  # of before checkpoints had folders, or without one
-            is_both = (weights / checkpoint.STATE_FILE).is_file()
-            return (known, weights, weights) if is_both else None
         places = self._later("checkpoint", version)
-        place = next((path for path in places if verify_checkpoint(path, known.resume_hash)), None)
-        return None if place is None else (known, weights, place)
+        resumed = next((path for path in places if verify_checkpoint(path, known.resume_hash)), None)
+        return None if resumed is None else (known, weights, resumed)
 
     def _later(self, kind: str, version: int) -> list[Path]:
         paths = sorted(self.path.glob(f"{kind}-{version:06d}*"))
         return [path for path in paths if _LATER.fullmatch(path.name)]
 
     def clear_leftovers(self, published: Container[str]) -> None:
-        """Delete unfinished folders, whole ones that no version names, and deltas of versions that are whole.
+        """Delete unfinished folders, full folders without a version, and deltas of versions that are full.
 
-        Crashes leave all of these.
-
-        Call it after `set_lost_aside`, which saves the folders of lost versions.
+        Crashes leave all of these. Call it after `set_lost_aside`, which saves the folders of lost versions.
 
         Args:
-            published: the folder names of the recorded versions and their checkpoints, of this run and of
-                others that start from one.
+            published: Folder names of the recorded versions and their checkpoints, of this run and of runs
+                started from it.
         """
         self._check_owner()
         for path in _version_paths(self.path):
@@ -225,12 +221,12 @@ class Folder:
                 path.unlink(missing_ok=True)
 
     def _may_change(self, version: int, path: Path) -> bool:
-        """Whether the trainer may rename or delete a version's folder. Warns about one that it may not."""
+        """Whether the trainer may rename or delete a version's folder. Warns if it may not."""
         if self.holds(version, path) and is_owned_by(self.path, self.owner):
             return True
-        if os.path.exists(path):  # Path.exists raises where the path may not be looked at
+        if os.path.exists(path):  # Path.exists raises without permission to read the path
             logger.warning(
-                "version %d: %s is no folder of version %d in %s, and is left as it is",
+                "version %d: %s is not a folder of version %d in %s, and is left unchanged",
                 *(version, path, version, self.path),
             )
         return False
@@ -238,17 +234,17 @@ class Folder:
     def _check_owner(self) -> None:
         if not is_owned_by(self.path, self.owner):
             raise TrinityError(
-                f"{self.path} does not name this run in its {OWNER_FILE} any more: nothing is written there; "
+                f"{self.path} no longer names this run in its {OWNER_FILE}: nothing is written there; "
                 "start the trainer again."
             )
 
 
 def claim(default: Path, identity: dict[str, Any]) -> Folder:
-    """Return the run's own folder: the default one, or if that has another owner, the one beside it.
+    """Return the run's own folder: the default one, or, if that has another owner, the one next to it.
 
     Raises:
-        ConfigError: both have other owners.
-        TrinityError: the folder cannot be written.
+        ConfigError: if both have other owners.
+        TrinityError: if the folder is not writable.
     """
     owner = json.dumps(identity)
     default, own = places(default, identity)
@@ -256,7 +252,7 @@ def claim(default: Path, identity: dict[str, Any]) -> Folder:
         if _claim(path, owner):
             if path == own:
                 logger.warning(
-                    "%s has checkpoints of another store's run, or names no owner, and is left as it is: "
+                    "%s has checkpoints of another store's run, or names no owner, and is left unchanged: "
                     "checkpoints of this run go to %s",
                     *(default, own),
                 )
@@ -265,23 +261,23 @@ def claim(default: Path, identity: dict[str, Any]) -> Folder:
 
 
 def places(default: Path, identity: dict[str, Any]) -> tuple[Path, Path]:
-    """The two places where a run's own folder may be: the default one, and the one beside it."""
+    """Return the two possible locations of a run's own folder: the default one, and the one next to it."""
     own = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
     return default, default.with_name(f"{default.name}-{own}")
 
 
 def clear(path: Path, identity: dict[str, Any]) -> bool:
-    """Delete all checkpoints in a run's folder, and the folder too if it is empty then.
+    """Delete all checkpoints in a run's folder, and the folder too if it is then empty.
 
     Returns:
-        whether the folder belongs to the run. A folder of another owner is left as it is.
+        Whether the folder belongs to the run. A folder with another owner is left unchanged.
     """
     if not path.is_absolute() or not is_owned_by(path, json.dumps(identity)) or path.is_symlink():
         return False
     for child in _version_paths(path):
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child, ignore_errors=True)
-    # Else a later run of the same name would take these versions for its own.
+    # Otherwise a later run of the same name would take these versions for its own.
     for file in [*path.glob(f"{PUBLISHED_FILE}*"), *path.glob(f"{BASE_FILE}*")]:
         file.unlink()
     (path / OWNER_FILE).unlink()
@@ -300,9 +296,9 @@ def is_owned_by(folder: Path, owner: str) -> bool:
 
 
 def _version_paths(folder: Path) -> list[Path]:
-    """The paths in a folder that this module names so, whole or not, without folders of runs so named.
+    """Return the paths in a folder with names from this module, complete or not, except folders of runs.
 
-    Other trainers' folders, such as checkpoint-500 and checkpoint-best, are not among them.
+    Other trainers' folders, such as checkpoint-500 and checkpoint-best, are not included.
     """
     paths = (path for kind in ("version", "checkpoint") for path in sorted(folder.glob(f"{kind}-*")))
     forms = (_KEPT, _LATER, _ASIDE, _DAMAGED)
@@ -312,32 +308,32 @@ def _version_paths(folder: Path) -> list[Path]:
 
 
 def _has_owner(path: Path) -> bool:
-    """Whether a folder is a run's folder of checkpoints, and not a version."""
+    """Whether a folder is a run's folder of checkpoints instead of a version."""
     return (path / OWNER_FILE).exists()
 
 
 def _claim(folder: Path, owner: str) -> bool:
-    """Write `run.json` into a folder that has no owner. Return whether the folder names this owner."""
+    """Write `run.json` into a folder without an owner. Return whether the folder names this owner."""
     file = folder / OWNER_FILE
     try:
         # Versions without an owner's file belong to a run whose file was lost. Its store may have a copy, and
-        # both would claim them. Checkpoints alone are another trainer's, such as transformers'.
+        # both would claim them. Checkpoints alone belong to another trainer, such as transformers.
         kinds = ("version", "checkpoint")
         if not file.exists() and not any(path for kind in kinds for path in folder.glob(f"{kind}-*")):
             _write_once(file, owner)
         is_owners = file.is_file() and file.read_bytes() == owner.encode()
         if is_owners:
-            durable.flush(folder)  # each time: the trainer that wrote the file may have crashed before it
+            durable.flush(folder)  # each time: the writer of the file may have crashed before its flush
         return is_owners
     except OSError as error:
         raise writing.unwritable(str(folder), error) from error
 
 
 def _write_whole(file: Path, content: str) -> None:
-    """Replace a file in one step, and flush it.
+    """Replace a file atomically, and flush it.
 
     Raises:
-        TrinityError: the file cannot be written.
+        TrinityError: if the file is not writable.
     """
     aside = file.with_name(f"{file.name}.{uuid4().hex[:8]}.tmp")
     try:
@@ -352,7 +348,7 @@ def _write_whole(file: Path, content: str) -> None:
 
 
 def _write_once(file: Path, content: str) -> None:
-    """Create a file in one step. If it exists by then, leave it as it is. The caller flushes the folder."""
+    """Create a file atomically. An existing file is left unchanged. The caller flushes the folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     aside = file.with_name(f"{file.name}.{uuid4().hex[:8]}.tmp")
     try:
@@ -366,7 +362,7 @@ def _write_once(file: Path, content: str) -> None:
 
 
 def _link(aside: Path, file: Path) -> None:
-    """Give a file its name. Unlike a rename, this fails if the name is taken."""
+    """Move a file to its name. Unlike a rename, this fails if the name is taken."""
     try:
         os.link(aside, file)
     except FileExistsError:
@@ -378,7 +374,7 @@ def _link(aside: Path, file: Path) -> None:
 
 
 def _rename(path: Path, word: str) -> None:
-    """Add a word to a folder's name, and a number if that name is taken."""
+    """Append a word to a folder's name, and a number if that name is taken."""
     names = chain([f"{path.name}.{word}"], (f"{path.name}.{word}-{number}" for number in count(2)))
     target = next(path.with_name(name) for name in names if not path.with_name(name).exists())
     try:

@@ -1,4 +1,4 @@
-"""The folders of a run's checkpoints: claimed for the run, cleared of leftovers, searched for whole files."""
+"""Folders of a run's checkpoints: claims them for the run, removes leftovers, and finds complete files."""
 
 import logging
 import os
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trinity_db.database import Database, Transaction
 from trinity_db.errors import TrinityError
 from trinity_db.models import folder_digest
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.store import instances, policies, runs, workers
 from trinity_db.trainer.checkpoints import writing
 from trinity_db.trainer.checkpoints.folder import Folder, claim
-from trinity_db.trainer.checkpoints.patience import Patience
+from trinity_db.trainer.checkpoints.retrying_bucket import Patience
 from trinity_db.trainer.checkpoints.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -26,32 +26,32 @@ class RunFiles:
     run: runs.Run
     worker_id: int
     default: Path
-    """The folder of checkpoints that the configuration names."""
+    """Folder of checkpoints in the configuration."""
     folder: Folder
-    """The run's own folder: the default one, or one beside it."""
+    """The run's own folder: the default one, or the one next to it."""
     uploads: Uploads | None = None
-    """The run's objects; None: versions and checkpoints are in the folder alone."""
+    """The run's objects; None: versions and checkpoints are only in the folder."""
     patience: Patience = field(default_factory=lambda: Patience(lambda: False))
-    """With the object store, for objects that it fetches."""
+    """Retries for requests to the object store."""
 
     def locate(self, policy: policies.PolicyVersion) -> Path | None:
-        """Return the folder that holds a version's weights whole, or None.
+        """Return the folder with a version's complete weights, or None.
 
-        It is the recorded one, or a folder of the same name in this run's folders if the store was moved.
+        It is the recorded one, or, if the store was moved, a folder of the same name in this run's folders.
         """
         return self._whole(policy.checkpoint, policy.checkpoint_hash, folder_digest.verify)
 
     def locate_checkpoint(self, policy: policies.PolicyVersion) -> Path | None:
-        """Return the folder that holds a version's checkpoint whole, found as by `locate`, or None."""
+        """Return the folder with a version's complete checkpoint, found like in `locate`, or None."""
         resumed = policy.resumed
         if resumed is None:
             return None
         return self._whole(resumed.folder, resumed.hash, folder_digest.verify_checkpoint)
 
     def locate_all(self, policy: policies.PolicyVersion) -> policies.PolicyVersion | Path:
-        """Return a version with the folders that hold its weights and its checkpoint whole.
+        """Return a version with the folders of its complete weights and checkpoint.
 
-        If one is damaged or missing, return the recorded folder of that.
+        If one is damaged or missing, return its recorded folder.
         """
         weights = self.locate(policy)
         if weights is None:
@@ -61,10 +61,10 @@ class RunFiles:
             return replace(policy, checkpoint=weights)
         if (resumed.folder, resumed.hash) == (policy.checkpoint, policy.checkpoint_hash):  # one for both
             return replace(policy, checkpoint=weights, resumed=replace(resumed, folder=weights))
-        place = self.locate_checkpoint(policy)
-        if place is None:
+        folder = self.locate_checkpoint(policy)
+        if folder is None:
             return resumed.folder
-        return replace(policy, checkpoint=weights, resumed=replace(resumed, folder=place))
+        return replace(policy, checkpoint=weights, resumed=replace(resumed, folder=folder))
 
     def copied(self, policy: policies.PolicyVersion) -> policies.PolicyVersion:
         """Copy a version and its checkpoint into the run's own folder. Return it with its new folders."""
@@ -75,22 +75,23 @@ class RunFiles:
         if resumed is not None and resumed.folder == policy.checkpoint:
             resumed = replace(resumed, folder=weights)
         elif resumed is not None:
-            place, digest = self.folder.checkpoint_folder(policy.version), resumed.hash
-            writing.copy(resumed.folder, lambda copy: folder_digest.verify_checkpoint(copy, digest), place)
-            resumed = replace(resumed, folder=place)
+            folder, digest = self.folder.checkpoint_folder(policy.version), resumed.hash
+            writing.copy(resumed.folder, lambda copy: folder_digest.verify_checkpoint(copy, digest), folder)
+            resumed = replace(resumed, folder=folder)
         return replace(policy, checkpoint=weights, resumed=resumed)
 
     def shared(self, tx: Transaction) -> set[str]:
-        """The names of folders in the run's own one that other runs name: they started from those weights.
+        """Return the names of folders in the run's own folder used by other runs, which started from those
+        weights.
 
-        A run that is starting holds the version's row. So call this after the transaction's change to that.
+        A starting run locks the version's row. So call this after the transaction's change to that row.
         """
         return self.folder.names_among(policies.folders_of_others(tx, self.run.id))
 
     def _whole(self, recorded: Path, expected: str, verify: Callable[[Path, str], bool]) -> Path | None:
         moved = (parent / recorded.name for parent in (self.folder.path, self.default))
         places = dict.fromkeys([recorded, *moved])
-        return next((place for place in places if verify(place, expected)), None)
+        return next((folder for folder in places if verify(folder, expected)), None)
 
 
 def own_folder(
@@ -104,12 +105,12 @@ def own_folder(
     """Find or create the run's own folder of checkpoints. No other run and no other store writes to it.
 
     Args:
-        weights: the object store that versions and checkpoints are uploaded to; None: to none.
-        should_stop: whether to give up the object store.
+        weights: Object store for versions and checkpoints; None: no uploads.
+        should_stop: Whether to give up requests to the object store.
 
     Raises:
-        ConfigError: the default folder and the one beside it have other owners. Nothing is changed then.
-        TrinityError: the folder cannot be written, or it is missing although versions lie in it; or as
+        ConfigError: if the default folder and the one next to it have other owners. Then nothing is changed.
+        TrinityError: if the folder is not writable, or is missing although it contains versions; or see
             `Uploads`.
     """
     with database.transaction() as tx:
@@ -125,37 +126,37 @@ def own_folder(
 
 
 def clear_leftovers(files: RunFiles) -> list[int]:
-    """Remove from the run's own folder what crashes left. What a version names stays.
+    """Remove leftovers of crashes from the run's own folder. Files of recorded versions stay.
 
-    Files of versions that the server has lost are set aside. Returns the numbers of these versions.
+    Files of versions that the server has lost are set aside. Return the numbers of these versions.
 
     Raises:
-        LeaseLost: another trainer has this one's place. Files that no version names may be that trainer's.
+        LeaseLost: if another trainer has taken over. Unrecorded files may be that trainer's.
     """
     with files.database.transaction() as tx:
         workers.hold_place(tx, files.worker_id)
         newest = policies.latest_version(tx, files.run.id)
-        kept = policies.with_checkpoint(tx, files.run.id)
+        recorded = policies.with_checkpoint(tx, files.run.id)
         shared = files.shared(tx)
-    published = {place.name for policy in kept for place in policy.folders} | shared
+    published = {folder.name for policy in recorded for folder in policy.folders} | shared
     lost = files.folder.set_lost_aside(-1 if newest is None else newest)
     files.folder.clear_leftovers(published)
     return lost
 
 
-def addresses(kept: Sequence[policies.PolicyVersion]) -> list[str]:
-    """Where the checkpoints of versions are in an object store."""
-    return [policy.resumed.address for policy in kept if policy.resumed and policy.resumed.address]
+def addresses(versions: Sequence[policies.PolicyVersion]) -> list[str]:
+    """Return the addresses of the versions' checkpoints in an object store."""
+    return [policy.resumed.address for policy in versions if policy.resumed and policy.resumed.address]
 
 
 def is_elsewhere(recorded: Sequence[policies.PolicyVersion]) -> bool:
-    """Whether a trainer may go on without the folder: there is a checkpoint in an object store."""
+    """Whether a trainer may continue without the folder, because an object store has a checkpoint."""
     return bool(addresses(recorded))
 
 
 def check_is_there(checkpoints: Path) -> None:
     """Raise an error if the folder is missing: probably a disk is not mounted."""
-    if not os.path.isdir(checkpoints):  # Path.is_dir raises where the path may not be looked at
+    if not os.path.isdir(checkpoints):  # Path.is_dir raises without permission to read the path
         raise TrinityError(
             f"The folder of checkpoints {checkpoints} is missing: mount or restore it. "
             "To train again without them, create it and use --from-start."

@@ -1,6 +1,7 @@
-"""What a run has in its object store, held to what the store of the run says.
+"""Keeps a run's objects in its object store in line with the run's store.
 
-Versions that lack there, or that explorers found damaged, are uploaded. What is no longer kept is deleted.
+Versions that are missing there, or that explorers reported damaged, are uploaded. Objects no longer kept are
+deleted.
 """
 
 import logging
@@ -14,17 +15,17 @@ from trinity_db.trainer.checkpoints.run_files import RunFiles, addresses
 
 logger = logging.getLogger(__name__)
 
-CHECK_SECONDS = 600.0  # between two looks at objects that are whole, and that an explorer finds damaged
+CHECK_SECONDS = 600.0  # between checks of complete objects that an explorer reported damaged
 
 
 def upload_missing(files: RunFiles, newest: policies.PolicyVersion) -> None:
-    """Upload version 0 and the version that the trainer goes on from, unless they are in the object store.
+    """Upload version 0 and the version that the trainer starts from, unless they are in the object store.
 
-    Then delete the objects of versions that are not kept, whole or not, as crashes leave them.
+    Then delete the objects of versions that are not kept, complete or not, such as leftovers of crashes.
 
     Raises:
-        LeaseLost: another trainer has this one's place.
-        TrinityError: as `Versions.upload`.
+        LeaseLost: if another trainer has taken over.
+        TrinityError: see `Versions.upload`.
     """
     if files.uploads is None:
         return
@@ -39,12 +40,13 @@ def upload_missing(files: RunFiles, newest: policies.PolicyVersion) -> None:
 
 
 def upload_broken(files: RunFiles) -> None:
-    """Upload versions again whose objects explorers found missing or damaged, if they are.
+    """Upload versions again whose objects explorers reported missing or damaged, if they are.
 
-    If they are whole, the explorer's own machine damages what it fetches. Another upload would not help it.
+    If they are complete, the explorer's own machine damages what it fetches, and another upload would not
+    help.
 
     Raises:
-        LeaseLost, TrinityError: as `upload_missing`.
+        LeaseLost, TrinityError: see `upload_missing`.
     """
     if files.uploads is None:
         return
@@ -63,7 +65,7 @@ def upload_broken(files: RunFiles) -> None:
 
 
 def _is_whole(files: RunFiles, policy: policies.PolicyVersion) -> bool:
-    """Whether the objects of a version are whole, by a look that is not older than CHECK_SECONDS."""
+    """Whether the objects of a version are complete, according to a check within the last CHECK_SECONDS."""
     assert files.uploads is not None, "only a run with an object store uploads"
     assert policy.weights is not None, "explorers name an address"
     seen = files.uploads.versions.whole_at
@@ -73,8 +75,8 @@ def _is_whole(files: RunFiles, policy: policies.PolicyVersion) -> bool:
         return False
     if policy.weights not in seen:
         logger.warning(
-            "version %d: an explorer finds its objects damaged, and they are whole: the explorer's disk or "
-            "memory damages them. Its own log says which machine it is.",
+            "version %d: an explorer reports damaged objects, but they are intact: the explorer's disk or "
+            "memory damages them. Its own log names the machine.",
             policy.version,
         )
     seen[policy.weights] = time.monotonic()
@@ -82,30 +84,30 @@ def _is_whole(files: RunFiles, policy: policies.PolicyVersion) -> bool:
 
 
 def sweep(files: RunFiles) -> None:
-    """Delete the objects of what is not kept. If the object store is away, a later call does it.
+    """Delete objects that are no longer kept. If the object store is unreachable, a later call does it.
 
     Raises:
-        LeaseLost: another trainer has this one's place.
+        LeaseLost: if another trainer has taken over.
     """
     if files.uploads is None or files.patience.is_over:
         return
     with files.database.transaction() as tx:
         workers.hold_place(tx, files.worker_id)
-        kept = policies.with_checkpoint(tx, files.run.id)
-    files.uploads.versions.sweep([policy.weights for policy in kept if policy.weights])
-    files.uploads.checkpoints.sweep(addresses(kept))
+        recorded = policies.with_checkpoint(tx, files.run.id)
+    files.uploads.versions.sweep([policy.weights for policy in recorded if policy.weights])
+    files.uploads.checkpoints.sweep(addresses(recorded))
 
 
 def _upload(files: RunFiles, policy: policies.PolicyVersion) -> policies.PolicyVersion:
-    """Upload a version that is on record, and record where it is; not if its files are damaged."""
+    """Upload a recorded version, and record its address; not if its files are damaged."""
     assert files.uploads is not None, "only a run with an object store uploads"
-    place = files.locate(policy)
-    if place is None:
+    folder = files.locate(policy)
+    if folder is None:
         logger.warning(
             "version %d: %s is damaged or missing: not uploaded", policy.version, policy.checkpoint
         )
         return policy
-    address = files.uploads.versions.upload(policy.version, place, policy.checkpoint_hash, whole=True)
+    address = files.uploads.versions.upload(policy.version, folder, policy.checkpoint_hash, whole=True)
     uploaded = replace(policy, weights=address)
     with files.database.transaction() as tx:
         workers.hold_place(tx, files.worker_id)

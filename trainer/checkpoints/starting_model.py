@@ -1,4 +1,4 @@
-"""Version 0 of a run: its starting model, recorded by the trainer, and found again later."""
+"""Version 0 of a run, its starting model: recorded by the trainer, and found again later."""
 
 import os
 import shutil
@@ -6,26 +6,34 @@ from pathlib import Path
 
 import torch
 
-from trinity_db.config import ModelConfig
-from trinity_db.database import Database
+from trinity_db.config.shared import ModelConfig
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.models import build_scratch, check_source, folder_digest, hub
+from trinity_db.models import (
+    build_scratch,
+    check_source,
+    folder_digest,
+    hub,
+    load_adapted,
+    load_tokenizer,
+    model_folder,
+)
 from trinity_db.models.adapter_folder import is_adapter
+from trinity_db.postgres.connection import Database
 from trinity_db.store import policies, runs, workers
 from trinity_db.trainer.checkpoints import fetched, writing
 from trinity_db.trainer.checkpoints.run_files import RunFiles
 from trinity_db.trainer.learner import value_head
-from trinity_db.weights.manifest import Broken
+from trinity_db.weights.manifest import BrokenUpload
 
 
 def publish_first_version(files: RunFiles, model: ModelConfig, seed: int) -> None:
     """Record the starting model as policy version 0, unless the run has versions.
 
     Raises:
-        ConfigError: there is no such model.
-        TrinityError: the model cannot be downloaded or written, or it is another run's checkpoint and was
-            pruned meanwhile. Nothing is published then.
-        LeaseLost: another trainer has this one's place.
+        ConfigError: if the model does not exist.
+        TrinityError: if the model cannot be downloaded or written, or it is another run's checkpoint and was
+            pruned meanwhile. Then nothing is published.
+        LeaseLost: if another trainer has taken over.
     """
     with files.database.transaction() as tx:
         if policies.latest_version(tx, files.run.id) is not None:
@@ -45,45 +53,44 @@ def publish_first_version(files: RunFiles, model: ModelConfig, seed: int) -> Non
         digest = _digest(folder, recorded, model)
         if is_adapter(folder):
             folder, digest = own, _write_merged(folder, own, model)
-        elif folder != named or is_downloaded:  # it is in a cache, which other programs may empty
+        elif folder != named or is_downloaded:  # in a cache, which other programs may empty
             writing.copy(folder, lambda copy: folder_digest.verify(copy, digest), own)
             folder = own
     weights = files.uploads.versions.upload(0, folder, digest) if files.uploads else None
     with files.database.transaction() as tx:
         workers.hold_place(tx, files.worker_id)
         if model.run is not None and folder != own:
-            other = runs.find(tx, model.run)
-            if not policies.hold_checkpoint(tx, other.id, folder):
+            source_run = runs.find(tx, model.run)
+            if not policies.hold_checkpoint(tx, source_run.id, folder):
                 raise _pruned(model.run)
         policies.publish(tx, files.run.id, policies.PolicyVersion(0, 0, folder, digest, weights=weights))
 
 
 def _fetched(files: RunFiles, model: ModelConfig, named: Path, address: str, digest: str) -> Path:
-    """The other run's version on this machine, which does not have its folder."""
+    """Return another run's version on this machine, fetching it if its folder is not here."""
     try:
         return fetched.fetch_other(files.patience, address, digest)
-    except Broken as error:
+    except BrokenUpload as error:
         raise TrinityError(
             f"model.run: the checkpoint of '{model.run}' is not at {named}, and cannot be fetched: {error}"
         ) from error
 
 
 def _write_merged(adapter: Path, folder: Path, model: ModelConfig) -> str:
-    """Write the whole model that an adapter makes of its base, which may go with the other run.
+    """Write the merged model of an adapter and its base, which may be deleted with the other run.
 
-    The adapter's value head comes along, as it does where a run starts from a whole model.
+    The adapter's value head is included, like for a run that starts from a whole model.
     """
-    from trinity_db.models.lora import AdaptedModel
-
     try:
-        adapted = AdaptedModel(adapter)
+        adapted = load_adapted(adapter)
     except ConfigError as error:
         if model.run is None or adapter.is_dir():
             raise
         raise _pruned(model.run) from error
 
     def write(aside: Path) -> None:
-        adapted.write(aside, torch.float32)
+        tokenizer = load_tokenizer(adapted.base)
+        model_folder.write_with_tokenizer(adapted.model, adapted.merged(), aside, torch.float32, tokenizer)
         if (adapter / value_head.FILE).is_file():
             shutil.copyfile(adapter / value_head.FILE, aside / value_head.FILE)
 
@@ -91,34 +98,34 @@ def _write_merged(adapter: Path, folder: Path, model: ModelConfig) -> str:
 
 
 def first_digest(database: Database, run: runs.Run) -> str:
-    """The digest of the starting model's files, as recorded when the run began."""
+    """Return the digest of the starting model's files, recorded at the start of the run."""
     with database.transaction() as tx:
         return policies.with_checkpoint(tx, run.id)[-1].checkpoint_hash
 
 
 def first_model(files: RunFiles) -> Path:
-    """The folder of the run's starting model. The policy is compared with it, or is an adapter on it.
+    """Return the folder of the run's starting model: the reference, or the base of the adapter.
 
     Raises:
-        ConfigError: the files have changed or are gone.
+        ConfigError: if the files have changed or are gone.
     """
     with files.database.transaction() as tx:
         oldest = policies.with_checkpoint(tx, files.run.id)[-1]
-    place = None
+    folder = None
     if oldest.version == 0:
-        place = files.locate(oldest) or fetched.fetch_first(files, oldest)
-    if place is None:
+        folder = files.locate(oldest) or fetched.fetch_first(files, oldest)
+    if folder is None:
         raise ConfigError(
-            f"Run '{files.run.name}': its starting model has changed or is gone, and the policy is compared "
-            "with it, or is an adapter on it; restore it."
+            f"Run '{files.run.name}': its starting model has changed or is gone, but it is needed as the "
+            "reference, or as the base of the adapter; restore it."
         )
-    return place
+    return folder
 
 
 def _starting_model(database: Database, model: ModelConfig) -> tuple[Path, str | None, str | None] | None:
-    """The starting model's folder; None for a scratch model. A model of the Hub is downloaded.
+    """Return the starting model's folder; None for a scratch model. A model on the Hub is downloaded.
 
-    If another run recorded it, with its digest, and with its address if it is in an object store.
+    If another run recorded it, also return its digest, and its address in an object store.
     """
     if model.path is not None:
         check_source(model)
@@ -126,7 +133,7 @@ def _starting_model(database: Database, model: ModelConfig) -> tuple[Path, str |
     if model.run is not None:
         with database.transaction() as tx:
             versions = policies.with_checkpoint(tx, runs.find(tx, model.run).id)
-        # Not of a later version: the other run's trainer may withdraw it, and deletes its files then.
+        # Not of a later version, which the other run's trainer may withdraw and delete.
         policy = next((version for version in versions if version.is_start), None)
         if policy is None:
             raise ConfigError(f"model.run: run '{model.run}' has no checkpoint yet; train it first.")
@@ -135,19 +142,19 @@ def _starting_model(database: Database, model: ModelConfig) -> tuple[Path, str |
 
 
 def _digest(folder: Path, expected: str | None, model: ModelConfig) -> str:
-    """Compute the digest of the starting model's files. It must equal the one that another run recorded."""
+    """Compute the digest of the starting model's files. It must equal a digest recorded by another run."""
     try:
-        found = folder_digest.digest(folder)
+        digest = folder_digest.digest(folder)
     except FileNotFoundError as error:
         if model.run is None:
             raise
         raise _pruned(model.run) from error
-    if expected not in (None, found):
+    if expected not in (None, digest):
         raise TrinityError(
             f"model.run: the checkpoint of '{model.run}' at {folder} is damaged, or is being deleted because "
             "a newer version replaced it; start again."
         )
-    return found
+    return digest
 
 
 def _pruned(run_name: str) -> TrinityError:

@@ -1,7 +1,7 @@
 """Uploads the versions and the checkpoints of a run to an object store.
 
-A version is announced, as a row of the store, when all of it can be fetched; a checkpoint gets its address
-there in the same way.
+A version is announced, as a row in the store, when it can be fetched completely; a checkpoint gets its
+address in the same way.
 """
 
 import filecmp
@@ -21,14 +21,14 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.trainer.checkpoints import writing
 from trinity_db.trainer.checkpoints.objects import Objects
-from trinity_db.trainer.checkpoints.patience import Patience, PatientBucket
+from trinity_db.trainer.checkpoints.retrying_bucket import Patience, PatientBucket
 from trinity_db.weights import delta, manifest
 from trinity_db.weights.bucket import Bucket, Missing, NoBucket
-from trinity_db.weights.manifest import OWNER_FILE, File, Manifest
+from trinity_db.weights.manifest import OWNER_FILE, Manifest, UploadedFile
 
 logger = logging.getLogger(__name__)
 
-WHOLE_EVERY = 10  # versions: one that an explorer fetches first needs the deltas since the last whole one
+WHOLE_EVERY = 10  # versions: an explorer's first fetch needs all deltas since the last full version
 
 
 class Uploads:
@@ -36,11 +36,11 @@ class Uploads:
 
     Args:
         url: `trainer.weights`.
-        identity: the run and its store.
+        identity: The run and its store.
 
     Raises:
-        ConfigError: the address is wrong, or the objects there belong to another run.
-        TrinityError: the object store refuses the credentials, has no such bucket, or is away.
+        ConfigError: if the address is invalid, or the objects there belong to another run.
+        TrinityError: if the object store rejects the credentials, has no such bucket, or is unreachable.
     """
 
     def __init__(self, url: str, identity: dict[str, Any], name: str, patience: Patience) -> None:
@@ -49,53 +49,54 @@ class Uploads:
         bucket = PatientBucket(f"{url.rstrip('/')}/{own}", patience)
         if not bucket.create(OWNER_FILE, owner.encode()):
             raise ConfigError(
-                f"trainer.weights: {bucket.url}/{OWNER_FILE} names another run; take another address."
+                f"trainer.weights: {bucket.url}/{OWNER_FILE} names another run; use another address."
             )
-        found = patience.ask(bucket.names)
-        self.versions = Versions(bucket, found)
-        self.checkpoints = Checkpoints(bucket, "checkpoint", found)
+        names = patience.ask(bucket.names)
+        self.versions = Versions(bucket, names)
+        self.checkpoints = Checkpoints(bucket, "checkpoint", names)
 
 
 @dataclass(frozen=True)
 class _Base:
-    """The version that was uploaded last. Deltas are made from its folder."""
+    """The version uploaded last. Deltas are computed from its folder."""
 
     name: str
     folder: Path
     length: int
-    """Versions that one fetches to have it."""
+    """Number of versions to fetch in order to load it."""
 
 
 class Versions(Objects):
     """The versions of a run in an object store."""
 
-    def __init__(self, bucket: PatientBucket, found: Iterable[str]) -> None:
-        super().__init__(bucket, "version", found)
+    def __init__(self, bucket: PatientBucket, names: Iterable[str]) -> None:
+        super().__init__(bucket, "version", names)
         self._addresses: dict[int, str] = {}
         self._last: _Base | None = None
         self.whole_at: dict[str, float] = {}
-        """When this process found all objects of an address whole, by the monotonic clock."""
+        """Monotonic time at which this process last found all objects of an address complete."""
         self._first: str | None = None
-        """The name of version 0. Adapters lie on it."""
+        """Name of version 0, the base of adapters."""
 
     def address(self, version: int) -> str | None:
-        """Where this process uploaded a version last; None: it did not."""
+        """Return the address of this process's last upload of a version; None if it has not uploaded it."""
         return self._addresses.get(version)
 
     def begin(self, first: str) -> None:
-        """Say where version 0 is, since adapters lie on it."""
+        """Set the address of version 0, the base of adapters."""
         self._first = first.rpartition("/")[2]
 
     def upload(self, version: int, folder: Path, digest: str, *, whole: bool = False) -> str:
-        """Upload a version's files. Return its address when all of it can be fetched.
+        """Upload a version's files. Return its address when it can be fetched completely.
 
         Args:
-            digest: of the folder.
-            whole: whether it must not lie on the version before it.
+            digest: Digest of the folder.
+            whole: Whether to upload full files instead of a delta.
 
         Raises:
-            GivenUp: the trainer is to stop.
-            TrinityError: the object store was away for too long, or refuses it; or the folder cannot be read.
+            GivenUp: if the trainer is stopping.
+            TrinityError: if the object store was away for too long, or denies access; or the folder cannot be
+                read.
         """
         begun = time.monotonic()
         name = self._new(version)
@@ -105,8 +106,8 @@ class Versions(Objects):
         aside = writing.aside_of(folder)
         with writing.or_nothing(folder, aside):
             aside.mkdir(parents=True)
-            # The largest first: a version lies on another one only if that saves what takes most.
-            files: list[File] = []
+            # The largest first: a delta is only worth it if it saves the largest file.
+            files: list[UploadedFile] = []
             for path in _files(folder):
                 files.append(self._file(name, path, folder, base, aside))
                 base = None if files[0].encoding == "whole" else base
@@ -124,37 +125,42 @@ class Versions(Objects):
         )
         return address
 
-    def _file(self, name: str, path: Path, folder: Path, base: _Base | None, aside: Path) -> File:
-        """Upload a file, or what changed in it."""
+    def _file(self, name: str, path: Path, folder: Path, base: _Base | None, aside: Path) -> UploadedFile:
+        """Upload a file, or its changes."""
         relative = path.relative_to(folder).as_posix()
         if base is not None and (old := base.folder / relative).is_file():
             if filecmp.cmp(old, path, shallow=False):
-                return File(relative, "same")
+                return UploadedFile(relative, "same")
             change = aside / "delta"
             if path.stat().st_size > delta.SPARE_BYTES and delta.write(old, path, change):
-                return self._put(name, File(relative, delta.ENCODING, change.stat().st_size), change)
-        return self._put(name, File(relative, "whole", path.stat().st_size), path)
+                return self._put(name, UploadedFile(relative, delta.ENCODING, change.stat().st_size), change)
+        return self._put(name, UploadedFile(relative, "whole", path.stat().st_size), path)
 
 
 class Checkpoints(Objects):
     """The checkpoints of a run in an object store."""
 
-    def upload(self, version: int, folder: Path, resume_hash: str, kept: Iterable[str]) -> str:
+    def upload(self, version: int, folder: Path, resume_hash: str, addresses: Iterable[str]) -> str:
         """Upload a checkpoint, with the parts of all ranks. Then delete older ones. Return its address.
 
         Args:
-            resume_hash: of the checkpoint.
-            kept: as of `sweep`.
+            resume_hash: Hash of the checkpoint.
+            addresses: See `sweep`.
 
         Raises:
-            GivenUp: the trainer is to stop.
-            TrinityError: the object store was away for too long, or refuses it; or the folder cannot be read.
+            GivenUp: if the trainer is stopping.
+            TrinityError: if the object store was away for too long, or denies access; or the folder cannot be
+                read.
         """
         begun = time.monotonic()
         name = self._new(version)
         try:
             files = [
-                self._put(name, File(path.relative_to(folder).as_posix(), "whole", path.stat().st_size), path)
+                self._put(
+                    name,
+                    UploadedFile(path.relative_to(folder).as_posix(), "whole", path.stat().st_size),
+                    path,
+                )
                 for path in _files(folder)
             ]
         except OSError as error:
@@ -164,26 +170,27 @@ class Checkpoints(Objects):
         logger.info(
             "checkpoint %d: %.1f MB uploaded in %.1f s", version, made.stored / 1e6, time.monotonic() - begun
         )
-        self.sweep(kept)
+        self.sweep(addresses)
         return address
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of a folder, the largest first."""
-    return sorted(filter(Path.is_file, folder.rglob("*")), key=lambda one: -one.stat().st_size)
+    """Return the files of a folder, largest first."""
+    return sorted(filter(Path.is_file, folder.rglob("*")), key=lambda path: -path.stat().st_size)
 
 
 def clear(prefix: str, identity: dict[str, Any]) -> bool:
     """Delete all objects of a run.
 
     Args:
-        prefix: where its versions are.
+        prefix: Address of its versions.
 
     Returns:
-        whether they belong to the run, or went with their bucket. Those of another run stay as they are.
+        Whether they belong to the run, or disappeared with their bucket. Objects of another run are left
+        unchanged.
 
     Raises:
-        TrinityError: the object store is away, or refuses it. What is left goes if this is repeated.
+        TrinityError: if the object store is unreachable, or denies access. A repeated call deletes the rest.
     """
     bucket = Bucket(prefix)
     try:
@@ -199,22 +206,22 @@ def clear(prefix: str, identity: dict[str, Any]) -> bool:
 
 
 def reach(prefix: str) -> None:
-    """Find out whether an object store answers, before a run that has objects there is deleted.
+    """Check that an object store answers, before a run with objects there is deleted.
 
     Raises:
-        TrinityError: it is away, or refuses to be read.
+        TrinityError: if it is unreachable, or denies read access.
     """
     with suppress(Missing, NoBucket):
         Bucket(prefix).get(OWNER_FILE)
 
 
 def check(url: str) -> None:
-    """Find out whether a trainer can put, list and delete objects, before its run has a name.
+    """Check that a trainer can put, list and delete objects, before its run has a name.
 
     Raises:
-        ConfigError: the address is wrong.
-        MissingExtra: the package is not installed.
-        TrinityError: the object store refuses it, has no such bucket, or is away.
+        ConfigError: if the address is invalid.
+        MissingExtra: if the package is not installed.
+        TrinityError: if the object store denies access, has no such bucket, or is unreachable.
     """
     bucket, name = Bucket(url), f"check-{uuid4().hex[:8]}"
     try:

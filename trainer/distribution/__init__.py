@@ -1,1 +1,1 @@
-"""Lets several processes train one policy together: their exchange, and sharded weights."""
+"""Distributed training: communication between ranks, and sharded weights."""

@@ -1,6 +1,6 @@
-"""The other ranks of this machine, as processes that the first rank starts and ends.
+"""Other ranks of this machine, as processes that the first rank starts and ends.
 
-They run this command again, and find in their environment which rank they are, as torchrun would say it.
+They run the same command, with their rank in environment variables, like those of torchrun.
 """
 
 import os
@@ -13,23 +13,23 @@ from types import TracebackType
 
 import torch
 
-from trinity_db import cores
 from trinity_db.errors import TrinityError
-from trinity_db.service import SUPERVISOR
+from trinity_db.worker import cores
+from trinity_db.worker.service import SUPERVISOR
 
-LOOK_SECONDS = 0.2  # between two looks at whether they live
-# From the loss of a rank until the first one ends itself. Usually an exchange fails before that, and the
-# first rank signs off and ends. It cannot within a call of NCCL, or while it waits for the ranks to meet.
+LOOK_SECONDS = 0.2  # between checks whether they are alive
+# From the loss of a rank until the first one exits. Usually a collective operation fails before that, and the
+# first rank signs off and exits. It cannot within a call of NCCL, or while it waits for the ranks to meet.
 HANG_SECONDS = 20.0
-END_SECONDS = 20.0  # for a finished rank to end; after that it is killed
-LAST_WORDS_SECONDS = 1.0  # for a rank to say its error, when the first one ends because of one
+END_SECONDS = 20.0  # for a finished rank to exit; after that it is killed
+LAST_WORDS_SECONDS = 1.0  # for a rank to print its error, if the first one ends because of it
 
 
 class Followers:
     """Ranks 1 to `size` - 1. They live within this `with`, and share the threads of this process.
 
     Args:
-        port: of the first rank's store, through which the ranks meet.
+        port: Port of the first rank's store, through which the ranks meet.
     """
 
     def __init__(self, size: int, port: int) -> None:
@@ -48,7 +48,7 @@ class Followers:
                 [sys.executable, "-m", "trinity_db", *sys.argv[1:]],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                start_new_session=True,  # only the first rank gets a Ctrl-C
+                start_new_session=True,  # only the first rank receives Ctrl-C
             )
             for rank in range(1, size)
         ]
@@ -62,7 +62,7 @@ class Followers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait until they have ended; after an error only for their last words."""
+        """Wait until they have ended; after an error only until they have printed theirs."""
         self._ending.set()
         deadline = time.monotonic() + (END_SECONDS if kind is None else LAST_WORDS_SECONDS)
         for process in self._processes:
@@ -73,12 +73,12 @@ class Followers:
                 process.wait()
 
     def check(self) -> None:
-        """Raise TrinityError if one of them has ended before its time. It says which one, and how."""
+        """Raise TrinityError if a rank has ended prematurely, with its number and exit status."""
         if (lost := self._lost()) is not None:
-            raise TrinityError(f"{lost}. The same command goes on from the latest checkpoint.")
+            raise TrinityError(f"{lost}. Run the same command to resume from the latest checkpoint.")
 
     def find_lost(self) -> None:
-        """`check`, after the connection to one of them is lost. That one may still be ending."""
+        """Call `check` after the connection to a rank was lost. That rank may still be ending."""
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         while time.monotonic() < deadline:
             self.check()

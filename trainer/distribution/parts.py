@@ -1,6 +1,6 @@
-"""Tensors on disk in parts: each rank writes the rows that it has, and any number of ranks reads them again.
+"""Tensors on disk in parts: each rank writes its own rows, and any number of ranks can read them.
 
-A sharded parameter is a DTensor, and each rank has some of its rows, in the order of the ranks (FSDP2).
+A sharded parameter is a DTensor; each rank has some of its rows, in the order of the ranks (FSDP2).
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -18,7 +18,7 @@ from trinity_db.trainer.distribution.ranks import Ranks
 
 
 def own_part(tensors: Mapping[str, Tensor], ranks: Ranks) -> WeightsFile:
-    """The file of what this rank writes: its rows of sharded tensors, and on the first rank all others."""
+    """Return the file of this rank: its rows of sharded tensors, and on the first rank all other tensors."""
     own = {
         name: tensor.to_local() if isinstance(tensor, DTensor) else tensor
         for name, tensor in tensors.items()
@@ -28,29 +28,29 @@ def own_part(tensors: Mapping[str, Tensor], ranks: Ranks) -> WeightsFile:
 
 
 class Parts:
-    """The files of all ranks, read together. A tensor that only one file has is whole there.
+    """The files of all ranks, read together. A tensor that is in only one file is whole there.
 
     Args:
-        files: in the order of the ranks.
+        files: Files in the order of the ranks.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._holders: dict[str, list[Any]] = {}
         for file in files:
             opened: Any = safe_open(file, "pt")
-            for name in opened.keys():  # noqa: SIM118 - it is no dict
+            for name in opened.keys():  # noqa: SIM118 - not a dict
                 self._holders.setdefault(name, []).append(opened)
 
     @property
     def names(self) -> Set[str]:
-        """The names of all tensors."""
+        """Names of all tensors."""
         return self._holders.keys()
 
     def read(self, name: str, parameter: Tensor) -> Tensor:
-        """A tensor of the optimizer: shared as its parameter is if it has the same shape, else whole.
+        """Read a tensor of the optimizer: sharded like its parameter if it has the same shape, else whole.
 
-        It is a copy. The tensors of safetensors are maps of the file, which would keep its space on the disk
-        after it is deleted, and an optimizer on the CPU takes what it loads as it is.
+        The result is a copy. Tensors of safetensors map the file, which would keep its disk space after
+        deletion, and an optimizer on the CPU uses what it loads without copying.
         """
         if not isinstance(parameter, DTensor) or self._shape(name) != list(parameter.shape):
             return self._rows(name, 0, None).clone()
@@ -66,7 +66,7 @@ class Parts:
 
     @torch.no_grad()
     def copy_into(self, name: str, tensor: Tensor) -> None:
-        """Make a tensor what it was when it was written; of a sharded one, this rank's rows."""
+        """Restore a tensor in place; for a sharded tensor, this rank's rows."""
         if isinstance(tensor, DTensor):
             tensor.to_local().copy_(self._own_rows(name, tensor))
         else:
@@ -79,21 +79,21 @@ class Parts:
         return self._rows(name, offset[0], offset[0] + shape[0]) if shape[0] else torch.empty(shape)
 
     def _rows(self, name: str, start: int, end: int | None) -> Tensor:
-        """Rows from `start` to before `end`; None: all."""
+        """Return the rows from `start` up to `end`, exclusive; None: all."""
         holders = self._holders[name]
         if len(holders) == 1 and start == 0 and end is None:
             whole: Tensor = holders[0].get_tensor(name)
             return whole
-        found, first = [], 0
+        slices, first = [], 0
         for file in holders:
             part = file.get_slice(name)
             rows = part.get_shape()[0]
             low = max(start - first, 0)
             high = rows if end is None else min(end - first, rows)
             if low < high:
-                found.append(part[low:high])
+                slices.append(part[low:high])
             first += rows
-        return torch.cat(found)
+        return torch.cat(slices)
 
     def _shape(self, name: str) -> list[int]:
         shapes = [file.get_slice(name).get_shape() for file in self._holders[name]]

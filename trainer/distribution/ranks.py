@@ -4,9 +4,9 @@ The first rank is the trainer. It starts the others (`followers.py`), or torchru
 
     torchrun --nproc-per-node 2 -m trinity_db train CONFIG
 
-The other ranks repeat the calls that the first one makes on its learner (`lead_follow.py`). All exchange
-between ranks goes through the methods of `Ranks`. If a rank is lost, the others get an error at their next
-exchange and end. The process that started a rank, torchrun or the first rank, ends it if it hangs. Every rank
+The other ranks repeat the calls that the first one makes on its learner (`lead_follow.py`). All communication
+between ranks uses the methods of `Ranks`. If a rank is lost, the others get an error in their next collective
+call and exit. The process that started a rank, torchrun or the first rank, kills it if it hangs. Every rank
 must be able to read the folders of models and checkpoints.
 """
 
@@ -30,33 +30,33 @@ from trinity_db.trainer.distribution.followers import Followers
 
 T = TypeVar("T")
 
-STEP_TIMEOUT = timedelta(minutes=10)  # for one rank to wait for another within a step; they differ by seconds
+STEP_TIMEOUT = timedelta(minutes=10)  # for ranks to wait for each other within a step; they differ by seconds
 # For the other ranks to wait for the first one's next call, while it waits for rollouts, the database or a
-# disk. They notice at once if the first rank is lost.
+# disk. A lost first rank is detected immediately.
 CALL_TIMEOUT = timedelta(days=365)
-# Set by torchrun for each rank, beside WORLD_SIZE, which other launchers set too.
+# Set by torchrun for each rank, in addition to WORLD_SIZE, which other launchers set too.
 BY_TORCHRUN = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-BUCKET = 1 << 24  # elements of gradients in one message, 64 MiB: then the latency of messages does not matter
+BUCKET = 1 << 24  # elements of gradients in one message, 64 MiB: large enough to make latency irrelevant
 
 
 class Ranks:
-    """This process alone. Each exchange returns what the process itself gives."""
+    """A single process. Each collective call returns the process's own value."""
 
     rank = 0
     size = 1
     device: str | None = None
-    """The device that this rank computes on; None: the first GPU if there is one, else the CPU."""
+    """Device of this rank; None: the first GPU if there is one, else the CPU."""
 
     @property
     def mesh(self) -> DeviceMesh:
-        """All ranks in one dimension, as FSDP takes them."""
+        """One-dimensional mesh of all ranks, for FSDP."""
         raise AssertionError("one process shards nothing")
 
     def check(self) -> None:
-        """Notice between two exchanges that a rank which this process started has ended.
+        """Check, between collective calls, that no rank started by this process has ended.
 
         Raises:
-            TrinityError: it has.
+            TrinityError: if one has.
         """
 
     def broadcast(self, value: Any) -> Any:
@@ -72,7 +72,7 @@ class Ranks:
         return values
 
     def sum_all(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by its sum over all ranks. All tensors have the same dtype."""
+        """Replace each tensor with its sum over all ranks. All tensors have the same dtype."""
 
 
 ALONE = Ranks()
@@ -81,17 +81,17 @@ ALONE = Ranks()
 class Together(Ranks):
     """One of several ranks.
 
-    Python values go through gloo on the CPU. Tensors go through gloo on the CPU, and through NCCL on a GPU.
+    Python values are exchanged with gloo on the CPU. Tensors use gloo on the CPU, and NCCL on a GPU.
 
     Args:
-        place: the number of this rank among those of its machine.
-        followers: the ranks that this one has started; None: torchrun has started all.
+        local_rank: Number of this rank on its machine.
+        followers: Ranks started by this one; None: torchrun has started all.
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, place: int, followers: Followers | None = None
+        self, store: Any, rank: int, size: int, local_rank: int, followers: Followers | None = None
     ) -> None:
-        device = _own_device(place)
+        device = _own_device(local_rank)
         self.rank, self.size, self.device = rank, size, str(device)
         self._followers = followers
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -100,11 +100,11 @@ class Together(Ranks):
         self._mesh = init_device_mesh(device.type, (size,))
 
     def leave(self) -> None:
-        """End the process groups, and wait until gloo's threads have ended.
+        """Destroy the process groups, and wait until gloo's threads have ended.
 
-        A thread that still holds something of the last exchange would ask for the interpreter to free it. The
-        interpreter may be shutting down by then, and the process would abort. gloo's threads end with their
-        group, and the group ends with its last reference.
+        A thread that still references the last exchange would need the interpreter to free it. If the
+        interpreter is shutting down by then, the process aborts. gloo's threads end with their group, and the
+        group ends with its last reference.
         """
         del self._call_group, self._mesh
         dist.destroy_process_group()
@@ -133,25 +133,25 @@ class Together(Ranks):
 
     def sum_all(self, tensors: Iterable[Tensor]) -> None:
         for bucket in _buckets(tensors):
-            together = self.sum(torch.cat([one.flatten() for one in bucket]))
-            for one, total in zip(
-                bucket, torch.split(together, [one.numel() for one in bucket]), strict=True
+            together = self.sum(torch.cat([tensor.flatten() for tensor in bucket]))
+            for tensor, total in zip(
+                bucket, torch.split(together, [tensor.numel() for tensor in bucket]), strict=True
             ):
-                one.copy_(total.view_as(one))
+                tensor.copy_(total.view_as(tensor))
 
 
 def join_ranks(count: int | None = None) -> AbstractContextManager[Ranks]:
-    """Join the ranks that torchrun started; without torchrun start them. They are left at the end.
+    """Join the ranks that torchrun started; without torchrun start them. They end with the context.
 
     An error ends all ranks, and one of them reports it.
 
     Args:
-        count: how many ranks there are to be, if torchrun does not say it. None: one for each GPU that this
-            process sees, and one without a GPU.
+        count: Number of ranks, if torchrun does not set it. None: one per GPU visible to this process, and
+            one without a GPU.
 
     Raises:
-        ConfigError: there are more ranks here than GPUs, or the environment names ranks in part only.
-        TrinityError: another rank was lost.
+        ConfigError: if there are more ranks here than GPUs, or the environment variables are incomplete.
+        TrinityError: if another rank was lost.
     """
     if "WORLD_SIZE" not in os.environ:
         size = count or max(1, torch.cuda.device_count())
@@ -161,8 +161,8 @@ def join_ranks(count: int | None = None) -> AbstractContextManager[Ranks]:
         return _alone()
     if missing := [name for name in BY_TORCHRUN if name not in os.environ]:
         raise ConfigError(
-            f"The environment has WORLD_SIZE, but not {', '.join(missing)}: start the ranks by torchrun, or "
-            "remove WORLD_SIZE."
+            f"The environment has WORLD_SIZE, but not {', '.join(missing)}: start the ranks with torchrun, "
+            "or remove WORLD_SIZE."
         )
     return _joined()
 
@@ -174,7 +174,7 @@ def _alone() -> Iterator[Ranks]:
 
 @contextmanager
 def _joined() -> Iterator[Ranks]:
-    """Be the rank that the environment names, as torchrun or the first rank has set it."""
+    """Join with the rank in the environment, set by torchrun or the first rank."""
     _check_gpus(int(os.environ["LOCAL_WORLD_SIZE"]), "lower --nproc-per-node")
     store, rank, size = next(rendezvous("env://", timeout=STEP_TIMEOUT))
     with _failing_together(store, rank):
@@ -185,7 +185,7 @@ def _joined() -> Iterator[Ranks]:
 
 @contextmanager
 def _started(size: int) -> Iterator[Ranks]:
-    """Be the first of so many ranks of this machine, and start the others."""
+    """Become the first of `size` ranks on this machine, and start the others."""
     # Port 0: the system chooses a free one. The store keeps it, so no other process takes it meanwhile.
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, size, True, STEP_TIMEOUT, wait_for_workers=False
@@ -206,22 +206,23 @@ def _failing_together(store: Any, rank: int, followers: Followers | None = None)
         is_first = _is_first_to_fail(store)
         is_lost = _is_loss(error)
         if not is_first and (is_lost or isinstance(error, TrinityError)):
-            sys.exit(1)  # the first rank that failed reports the error, or the cause of this one
+            sys.exit(1)  # the first rank that failed reports its error, which caused this one
         if is_lost:
             if followers is not None:
                 followers.find_lost()
             raise TrinityError(
                 f"Rank {rank} lost another rank of this training; see the messages of that rank. "
-                "The same command goes on from the latest checkpoint."
+                "Run the same command to resume from the latest checkpoint."
             ) from error
         raise
 
 
 def end_process(ranks: Ranks) -> None:
-    """End one of several finished ranks at once, without Python's shutdown. Return if this process is alone.
+    """End one of several finished ranks immediately, without Python's shutdown. Return if this process is
+    alone.
 
     Sharded weights keep process groups and gloo's threads alive until the interpreter shuts down. A thread
-    that asks for the interpreter then aborts the process, and a finished run would count as failed.
+    that needs the interpreter then aborts the process, and a finished run would count as failed.
     """
     if ranks.size > 1:
         logging.shutdown()
@@ -231,7 +232,8 @@ def end_process(ranks: Ranks) -> None:
 
 
 def split_by_cost(costs: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the indices of each rank's items. The costliest go first, to the rank with the least so far."""
+    """Return the indices of each rank's items. The costliest are assigned first, to the rank with the lowest
+    sum."""
     items_of: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
@@ -241,10 +243,10 @@ def split_by_cost(costs: Sequence[int], ranks: int) -> list[list[int]]:
     return [sorted(items) for items in items_of]
 
 
-def _own_device(place: int) -> torch.device:
+def _own_device(local_rank: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", place)
+    device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
 
@@ -253,16 +255,16 @@ def _check_gpus(ranks: int, remedy: str) -> None:
     """Raise ConfigError if this machine has GPUs, but fewer than ranks."""
     there_are = torch.cuda.device_count()
     if 0 < there_are < ranks:
-        raise ConfigError(f"{ranks} ranks need a GPU each, and this machine has {there_are}: {remedy}.")
+        raise ConfigError(f"{ranks} ranks need a GPU each, but this machine has {there_are}: {remedy}.")
 
 
 def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Group neighbouring tensors: those that begin within the same BUCKET of elements."""
+    """Group consecutive tensors that start within the same BUCKET of elements."""
     tensors = list(tensors)
-    ends = accumulate(one.numel() for one in tensors)
+    ends = accumulate(tensor.numel() for tensor in tensors)
     buckets: dict[int, list[Tensor]] = {}
-    for one, end in zip(tensors, ends, strict=True):
-        buckets.setdefault((end - one.numel()) // BUCKET, []).append(one)
+    for tensor, end in zip(tensors, ends, strict=True):
+        buckets.setdefault((end - tensor.numel()) // BUCKET, []).append(tensor)
     return list(buckets.values())
 
 

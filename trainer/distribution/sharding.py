@@ -1,7 +1,7 @@
 """Gradients, weights and optimizer state of sharded parameters (PyTorch's FSDP2), in parts and whole.
 
-A sharded parameter is a DTensor, and each rank holds a part of it. The functions also take plain parameters:
-each rank has a copy of them (as in DDP), or there is one process.
+A sharded parameter is a DTensor, of which each rank has a part. The functions also support plain parameters:
+each rank has a copy of them (like in DDP), or there is one process.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,22 +17,22 @@ from trinity_db.trainer.distribution.ranks import Ranks
 
 @torch.no_grad()
 def sum_gradients(parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
-    """Replace each gradient by its sum over all ranks.
+    """Replace each gradient with its sum over all ranks.
 
-    FSDP has already replaced the gradients of sharded parameters by their mean over the ranks.
+    FSDP has already averaged the gradients of sharded parameters over the ranks.
     """
-    gradients = [one.grad for one in parameters if one.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     for mean in gradients:
         if isinstance(mean, DTensor):
             mean.mul_(ranks.size)
-    ranks.sum_all(one for one in gradients if not isinstance(one, DTensor))
+    ranks.sum_all(gradient for gradient in gradients if not isinstance(gradient, DTensor))
 
 
 def clip(parameters: Sequence[torch.nn.Parameter], max_norm: float, loss_scale: float = 1.0) -> float:
     """Scale the gradient down to `max_norm` if it is larger. Return its norm before.
 
     Args:
-        loss_scale: the gradient is of the loss times this power of two, and is divided by it first.
+        loss_scale: Power of two by which the loss was multiplied; the gradient is divided by it first.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if loss_scale != 1.0:
@@ -42,7 +42,8 @@ def clip(parameters: Sequence[torch.nn.Parameter], max_norm: float, loss_scale: 
 
 
 def whole_tensors(state: Any, ranks: Ranks) -> Any:
-    """Replace each sharded tensor in a nested structure: by the whole one on the first rank, else by None.
+    """Replace each sharded tensor in a nested structure: with the whole tensor on the first rank, else with
+    None.
 
     Whole tensors are on the CPU. All ranks call it together.
     """
@@ -50,16 +51,16 @@ def whole_tensors(state: Any, ranks: Ranks) -> Any:
     def whole(leaf: Any) -> Any:
         if not isinstance(leaf, DTensor):
             return leaf
-        tensor = leaf.full_tensor()  # all ranks take part in it
+        tensor = leaf.full_tensor()  # a collective call
         return tensor.cpu() if ranks.rank == 0 else None
 
     return tree_map(whole, state)
 
 
 def sharded_state(state: dict[str, Any], parameters: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
-    """In an optimizer's state, replace each whole tensor of a sharded parameter by this rank's part.
+    """In an optimizer's state, replace each whole tensor of a sharded parameter with this rank's part.
 
-    Tensors that are parts already stay.
+    Tensors that are already sharded are kept.
     """
 
     def part(value: Any, parameter: torch.nn.Parameter) -> Any:
@@ -79,8 +80,8 @@ def sharded_state(state: dict[str, Any], parameters: Sequence[torch.nn.Parameter
 def whole_weights(modules: Sequence[torch.nn.Module], ranks: Ranks) -> Iterator[None]:
     """Within this `with`, sharded parameters are plain ones on the CPU of the first rank, ready to be saved.
 
-    They are copies. Parameters that were tied stay tied. The other ranks contribute their parts and keep
-    their modules as they are.
+    They are copies. Tied parameters stay tied. The other ranks contribute their parts, and their modules are
+    unchanged.
     """
     places: list[tuple[torch.nn.Module, str, Any]] = [
         (module, name, parameter)

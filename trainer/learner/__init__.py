@@ -1,1 +1,1 @@
-"""The learner: the policy that is trained, its optimizer, and the columns that a step reads."""
+"""The learner: the policy being trained, its optimizer, and the columns that a step reads."""

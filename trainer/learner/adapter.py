@@ -1,8 +1,8 @@
-"""LoRA: the trainer trains two small matrices beside the frozen weight of a layer (arXiv 2106.09685).
+"""LoRA: trains two small matrices in parallel to the frozen weight of a layer (arXiv 2106.09685).
 
-A starts random and B starts at 0, so that at first the adapted model equals its base. The model remains the
-transformers model that it was: attention, the chunked log-probabilities and gradient checkpointing
-(`trinity_db/models/`) see no difference.
+A is initialised randomly and B with 0, so that at first the adapted model equals its base. It remains the
+same transformers model: attention, the chunked log-probabilities and gradient checkpointing
+(`trinity_db/models/`) are unaffected.
 """
 
 from collections.abc import Sequence
@@ -11,27 +11,27 @@ from typing import Any
 
 import torch
 
+from trinity_db.config.base import hint
 from trinity_db.errors import ConfigError
 from trinity_db.models import check_libraries
 from trinity_db.models.adapter_folder import WEIGHTS_FILE
 from trinity_db.models.lora import Lora
 from trinity_db.models.weights_file import WeightsFile
-from trinity_db.settings import hint
 from trinity_db.trainer.config import LoraConfig
 
 ADAPTER_FOLDER = "adapter"
 """The folder in a version of merged weights that peft loads onto the starting model."""
-EVERYWHERE = "all-linear"  # peft's name for all linear layers but the output embedding
-_LINEAR = {"FalconLinear"}  # computes what its base class does
-_READ_BY_KERNELS = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}  # as peft has them
+EVERYWHERE = "all-linear"  # peft's name for all linear layers except the output embedding
+_LINEAR = {"FalconLinear"}  # equivalent to its base class
+_READ_BY_KERNELS = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}  # the list in peft
 
 
 class Adapter(Lora):
     """Adds the two matrices to layers of the policy's model, in place, and freezes all other weights.
 
     Raises:
-        ConfigError: the model has no layer that a target names, or a target names its output embedding.
-        MissingExtra: peft is not installed.
+        ConfigError: if no layer matches a target, or a target matches the output embedding.
+        MissingExtra: if peft is not installed.
     """
 
     def __init__(self, model: Any, config: LoraConfig) -> None:
@@ -50,25 +50,25 @@ class Adapter(Lora):
         )
         try:
             super().__init__(model, settings)
-        except ValueError as error:  # peft found no layer; its own kind of error is newer than 0.20
+        except ValueError as error:  # peft found no layer; its own exception class is newer than 0.20
             reason = str(error).partition(". ")[0]
             raise ConfigError(
-                f"trainer.lora.targets: peft puts no adapter on {type(model).__name__} ({reason}); leave out "
-                "trainer.lora, and the whole model is trained."
+                f"trainer.lora.targets: peft puts no adapter on {type(model).__name__} ({reason}); remove "
+                "trainer.lora to train the whole model."
             ) from error
-        # peft makes sets of them. The order of a set in the file would differ from process to process.
+        # peft makes sets of them. The order of a set in the file would vary between processes.
         settings.target_modules = sorted(settings.target_modules)
         settings.target_parameters = sorted(settings.target_parameters or ()) or None
         self._settings = settings
 
     def write(self, folder: Path, base: Path) -> dict[Path, WeightsFile]:
-        """Write what `peft.PeftModel.from_pretrained(base, folder)` reads.
+        """Write the files that `peft.PeftModel.from_pretrained(base, folder)` reads, except the matrices.
 
-        Returns the file of the matrices, which is not written, by its path in the folder. It has copies on
-        the CPU, which do not change.
+        Return the file of the matrices, not yet written, by its path in the folder. It has copies on the CPU,
+        which do not change.
 
         Args:
-            base: the folder of the model that the adapter lies on.
+            base: Folder of the adapter's base model.
         """
         self._settings.base_model_name_or_path = str(base.absolute())
         self._settings.save_pretrained(folder)
@@ -77,11 +77,11 @@ class Adapter(Lora):
 
 
 def _without_adapter(model: Any) -> list[str]:
-    """The linear layers that no adapter can be on.
+    """Return the linear layers that cannot have an adapter.
 
     Other subclasses compute something else, such as a router's choice of experts. The kernels of Mamba read
-    the weight of `out_proj` themselves, so that an adapter beside it would have no effect. Frozen layers read
-    no text.
+    the weight of `out_proj` directly, so that an adapter on it would have no effect. Frozen layers do not
+    process text.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -112,12 +112,12 @@ def _check_targets(model: Any, targets: Sequence[str]) -> None:
         if found and found <= without:
             raise ConfigError(
                 f"trainer.lora.targets: '{target}' of {type(model).__name__} is read by more than its own "
-                "layer, so it cannot have an adapter; leave it out."
+                "layer, so it cannot have an adapter; remove it."
             )
         if head in found:
             raise ConfigError(
                 f"trainer.lora.targets: '{target}' is the output embedding, which cannot have an adapter; "
-                "leave it out."
+                "remove it."
             )
         if not found:
             known = sorted({name.rpartition(".")[2] for name in linear - {head}})

@@ -1,6 +1,6 @@
 """Gathers the columns of a whole step before its gradient: from the store, and from models.
 
-`trainer/parts/columns.py` declares the columns. Shapes: N sequences of the step, K the most trained
+`trainer/recipes/parts/columns.py` declares the columns. Shapes: N sequences of the step, K the most trained
 tokens of one sequence.
 """
 
@@ -13,29 +13,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinity_db.arrays import Payload
+from trinity_db.arrays.codec import Payload
 from trinity_db.errors import ConfigError
 from trinity_db.models.forward import trained_mask, trained_values
 from trinity_db.trainer.algorithms.interface import Algorithm, Columns
 from trinity_db.trainer.learner.micro_batches import MicroBatches
 from trinity_db.trainer.learner.policy import Policy
-from trinity_db.trainer.parts.columns import COLUMNS, STORED, Origin
+from trinity_db.trainer.recipes.parts.columns import COLUMNS, STORED, Origin
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one step. Pairs stand in the order chosen, rejected, chosen, rejected, ..."""
+    """The rows of one step. Pairs are in the order chosen, rejected, chosen, rejected, ..."""
 
     payloads: Sequence[Payload]
-    """The arrays of each row. Each row has at least one trained token."""
+    """Arrays of each row. Each row has at least one trained token."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """One number for each row [N], under the names in `COLUMNS`: advantages, rewards, groups, staleness,
-    weight, is_expert."""
+    """One number per row [N], under the names in `COLUMNS`: advantages, rewards, groups, staleness, weight,
+    is_expert."""
     scores: Mapping[str, Sequence[NDArray[np.floating]]] = field(default_factory=dict)
-    """For each row, the stored log-probabilities [k] of its trained tokens under another model. The names are
-    those in `COLUMNS`: teacher, and reference where it was precomputed."""
+    """Per row, the stored log-probabilities [k] of its trained tokens under another model, under the names in
+    `COLUMNS`: teacher, and reference if it was precomputed."""
     version: int | None = None
-    """The policy version that has the weights of before the step; None if these were not published."""
+    """The policy version with the weights before the step; None if these were not published."""
 
 
 @torch.no_grad()
@@ -46,20 +46,20 @@ def gather_columns(
     micro_batches: MicroBatches,
     later: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """Return the columns that the rows have, and those that the algorithm needs from models.
+    """Return the columns of the rows, and the columns that the algorithm needs from models.
 
-    A model is asked in one pass for all columns that come from it.
+    All columns of a model are computed in one pass.
 
     Args:
-        later: columns of models that the algorithm takes from the pass with gradient.
+        later: Columns of models that the algorithm gets from the pass with gradient.
 
     Raises:
-        ConfigError: the rows lack a column that the algorithm needs.
+        ConfigError: if the rows lack a column that the algorithm needs.
     """
     columns = _stored(batch, policy.device)
     _check_has(columns, algorithm.needs)
     missing = {
-        name: column.source  # every rank uses the same order, because all ranks sum together
+        name: column.source  # in the same order on every rank, because all ranks sum together
         for name, column in COLUMNS.items()
         if column.origin is Origin.MODEL and name in algorithm.needs and name not in columns
     }
@@ -77,11 +77,11 @@ def gather_columns(
 
 
 def mismatched(payloads: Sequence[Payload], max_length: int) -> list[Payload]:
-    """Combine each row's prompt with the response of the row before it; the first row takes the last one's.
+    """Combine each row's prompt with the response of the previous row; the first row gets the last one's.
 
-    Tokens beyond `max_length` are cut off, even if no token of the response is left. TRL's KTO does the same.
-    If a response was cut when the trainer tokenised it with its own prompt, the cut one is used. TRL uses
-    the whole one.
+    Tokens beyond `max_length` are truncated, even if no token of the response is left, like in TRL's KTO. If
+    a response was truncated when the trainer tokenised it with its own prompt, the truncated one is used. TRL
+    uses the whole one.
     """
     starts = [int(np.argmax(payload.action_mask)) for payload in payloads]
     rows = []
@@ -97,17 +97,17 @@ def mismatched(payloads: Sequence[Payload], max_length: int) -> list[Payload]:
 
 
 def _stored(batch: Batch, device: str) -> dict[str, Tensor]:
-    """The columns that the batch holds, as tensors on the device."""
+    """Return the columns of the batch, as tensors on the device."""
     found = {"weight": np.ones(len(batch.payloads)), **batch.columns}
     columns = {name: torch.from_numpy(values) for name, values in found.items()}
-    # Rewards and advantages stay in float64: where rewards are large, their differences are small.
+    # Rewards and advantages stay in float64: for large rewards their differences are relatively small.
     columns = {
         name: one.float() if one.is_floating_point() and name not in ("rewards", "advantages") else one
         for name, one in columns.items()
     }
     if "advantages" in columns:
         columns["advantages"] = columns["advantages"][:, None]
-    # Expert rows have no log-probabilities of sampling. They get 0, and no part reads it.
+    # Expert rows have no sampling log-probabilities. They get 0, and no part reads them.
     is_expert = batch.columns.get("is_expert", np.zeros(len(batch.payloads), np.bool_))
     sampled = [payload for payload, skipped in zip(batch.payloads, is_expert, strict=True) if not skipped]
     if all(payload.logprobs is not None for payload in sampled):
@@ -134,7 +134,7 @@ def _scores(
 ) -> tuple[Tensor, ...]:
     """For each column that `score` returns, [N, K] its numbers for the trained tokens, from all ranks."""
     scores: list[Tensor] = []
-    # The second phase uses the same micro-batches. So an unchanged policy gives exactly equal numbers.
+    # The second phase uses the same micro-batches, so that an unchanged policy gives exactly equal numbers.
     for chosen, counts, _ in micro_batches(payloads):
         found = score([payloads[i] for i in chosen])
         columns = found if isinstance(found, tuple) else (found,)
@@ -150,7 +150,7 @@ def _scores(
 def _mismatched_ratios(payloads: Sequence[Payload], policy: Policy, micro_batches: MicroBatches) -> Tensor:
     """[N] log(policy / reference) of each mismatched response, summed over its tokens.
 
-    It is 0 where no token of the response is left, and where the batch has only one row.
+    It is 0 if no token of the response is left, and if the batch has only one row.
     """
     ratios = torch.zeros(len(payloads), device=policy.device)
     rows = mismatched(payloads, policy.max_length) if len(payloads) > 1 else []
@@ -158,7 +158,7 @@ def _mismatched_ratios(payloads: Sequence[Payload], policy: Policy, micro_batche
     if not kept:
         return ratios
     chosen = [rows[number] for number in kept]
-    mask = torch.from_numpy(trained_mask(chosen))
+    mask = torch.from_numpy(trained_mask(chosen)).to(policy.device)
     sums = [
         _scores(score, chosen, mask, policy, micro_batches)[0].sum(dim=1)
         for score in (policy.logprobs, policy.reference_logprobs)

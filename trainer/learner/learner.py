@@ -1,13 +1,12 @@
-"""The learner: policy, optimizer and step counter, and what one step does with a batch.
+"""The learner: policy, optimizer and step counter, and the computation of one step.
 
-The learner owns everything that a checkpoint holds. It reads payloads and returns metrics. The service draws
-batches, commits and publishes; the algorithm computes the loss; the policy asks the models.
+The learner owns the content of a checkpoint. It reads payloads and returns metrics. The service draws
+batches, commits and publishes; the algorithm computes the loss; the policy calls the models.
 
 A step has two phases. First `gathered_columns.py` gathers the columns of the whole batch and prepares them
-without gradient. Then the learner trains on them, by one update of the weights or several (`updates.py`), and
-in each by one micro-batch after the other. Where several ranks train
-together (`distribution/ranks.py`), each goes through its own micro-batches; the results are summed, so that
-all ranks make the same step.
+without gradient. Then the learner trains on them, in one or several updates of the weights (`updates.py`),
+each over a sequence of micro-batches. If several ranks train together (`distribution/ranks.py`), each
+processes its own micro-batches; the results are summed, so that all ranks make the same step.
 """
 
 import logging
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trinity_db.arrays import Payload
+from trinity_db.arrays.codec import Payload
 from trinity_db.errors import TrinityError
 from trinity_db.models.canary import Canary
 from trinity_db.models.weights_file import WeightsFile
@@ -42,29 +41,29 @@ from trinity_db.trainer.learner.optimizer import Optimizer
 from trinity_db.trainer.learner.policy import Policy
 from trinity_db.trainer.learner.shares import combined
 from trinity_db.trainer.learner.updates import Undo, metrics_of, rows_of_updates
-from trinity_db.trainer.parts.totals import count
+from trinity_db.trainer.recipes.parts.totals import count
 
 logger = logging.getLogger(__name__)
 
 
 class NonFiniteLoss(TrinityError):
-    """A loss or gradient of a step is infinite or not a number. The weights are those of before the step."""
+    """A loss or gradient of a step is infinite or NaN. The weights are unchanged."""
 
 
 class Learner:
     """A policy with its algorithm, its optimizer and its step counter.
 
     Args:
-        model: folder of the starting model, or of the checkpoint that training continues from.
-        total_steps: steps of the whole run; the learning rate's schedule needs them.
-        reference: folder of the run's starting model. Algorithms compare the policy with it, and adapters
-            are added to it. None: `model`.
-        reference_digest: the digest of its files. None: it is computed if it is needed.
-        temperature: of the run that sampled the tokens; payloads may have others. Log-probabilities are
-            computed at the temperature of each token, so that ratios compare like with like.
-        should_stop: the learner calls it between two micro-batches. If it returns True, the learner raises
-            `Abandoned`. Of several ranks, only the first rank's function is called.
-        ranks: the processes that train this policy together.
+        model: Folder of the starting model, or of the checkpoint that training continues from.
+        total_steps: Steps of the whole run, for the learning rate schedule.
+        reference: Folder of the run's starting model. Algorithms compare the policy with it, and adapters are
+            added to it. None: `model`.
+        reference_digest: Digest of its files. None: computed if needed.
+        temperature: Sampling temperature of the run; payloads may have others. Log-probabilities are computed
+            at the temperature of each token, so that ratios are comparable.
+        should_stop: Called between two micro-batches. If it returns True, the learner raises `Abandoned`.
+            With several ranks, only the first rank's function is called.
+        ranks: The processes that train this policy together.
     """
 
     def __init__(
@@ -109,16 +108,16 @@ class Learner:
         """Files that may still read the learner's own tensors."""
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """Learn from one batch, by one update of the weights or several.
+        """Learn from one batch, in one or several updates of the weights.
 
         Returns:
-            the algorithm's metrics, `grad_norm` before clipping, `learning_rate`, and `num_tokens` so far.
+            The algorithm's metrics, `grad_norm` before clipping, `learning_rate`, and `num_tokens` so far.
 
         Raises:
-            ConfigError: the rows lack a column that the algorithm reads.
-            NonFiniteLoss: weights, optimizer and step counter are those of before the step.
-            Abandoned: the same, and the gradients are cleared.
-            TrinityError: a micro-batch does not fit into memory.
+            ConfigError: if the rows lack a column that the algorithm reads.
+            NonFiniteLoss: if the loss is not finite; weights, optimizer and step counter are unchanged.
+            Abandoned: if stopped; they are unchanged, and the gradients are cleared.
+            TrinityError: if a micro-batch does not fit into memory.
         """
         with self._rows_have_to_fit(batch.payloads):
             metrics = self._step(self._read(batch))
@@ -130,11 +129,11 @@ class Learner:
         return rows_have_to_fit(self.config, payloads, width, self.ranks.size, limit=limit, **keys)
 
     def _read(self, batch: Batch) -> Batch:
-        """The batch with those tokens trained that the algorithm reads, and with the choices of experts that
-        the policy follows.
+        """Return the batch with the trained tokens that the algorithm reads, and the expert choices to
+        replay.
 
         Raises:
-            ConfigError: it cannot follow them.
+            ConfigError: if the policy cannot replay them.
         """
         if self.algorithm.reads_ends:
             return replace(batch, payloads=self.policy.ends(batch.payloads))
@@ -154,8 +153,8 @@ class Learner:
         """Compute the algorithm's metrics on rows without learning from them.
 
         Raises:
-            Abandoned: there is no result.
-            TrinityError: a micro-batch does not fit into memory.
+            Abandoned: if stopped, without a result.
+            TrinityError: if a micro-batch does not fit into memory.
         """
         with self._rows_have_to_fit(batch.payloads, keys=("sharding", "offload")):
             batch = self._read(batch)
@@ -164,9 +163,9 @@ class Learner:
             return metrics | combined([shares for shares, counts, _ in found if counts], self.ranks)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, except the weights.
+        """Return everything that the next step depends on, except the weights.
 
-        Where weights are sharded, the optimizer's state has this rank's parts.
+        If weights are sharded, the optimizer's state has this rank's parts.
         """
         return {
             "steps_done": self.steps_done,
@@ -186,14 +185,14 @@ class Learner:
 
         All ranks enter it together.
         """
-        self._copy_unwritten()  # a canary may round the weights for a moment
-        self.optimizer.zero_grad()  # makes room for copies of the weights
+        self._copy_unwritten()  # a canary may temporarily round the weights
+        self.optimizer.zero_grad()  # frees memory for copies of the weights
         canary = self.policy.canary()
         with self.policy.whole_weights():
             yield canary
 
     def copy_before_change(self, file: WeightsFile) -> None:
-        """Let a thread write a file of the learner's own tensors, as they are now.
+        """Let a thread write a file of the learner's own tensors, in their current state.
 
         Before the learner changes tensors, it copies the unwritten ones.
         """
@@ -206,11 +205,10 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. It has no weights.
 
-        Warns if steps were computed in another dtype before, such as on a GPU. Earlier versions of this
-        package did not say in which.
+        Warns if earlier steps were computed in another dtype, for example on a GPU.
         """
-        before, now = state.get("dtype"), self.policy.forward.computing.dtype
-        if before not in (None, now):
+        before, now = state["dtype"], self.policy.forward.computing.dtype
+        if before != now:
             logger.warning(
                 "steps are computed in %s from now on, and were in %s: trainer.dtype: %s follows the device",
                 *(now, before, self.config.dtype),
@@ -219,8 +217,7 @@ class Learner:
         self.num_tokens = state["num_tokens"]
         self.optimizer.load_state_dict(sharded_state(state["optimizer"], self.policy.parameters()))
         self.algorithm.load_state_dict(state["algorithm"])
-        if "loss_scale" in state:  # checkpoints of earlier versions have none
-            self.loss_scale.load_state_dict(state["loss_scale"])
+        self.loss_scale.load_state_dict(state["loss_scale"])
         if self.policy.visible:
             self.policy.visible.resume(state.get("visible"))
         torch.set_rng_state(state["rng"])
@@ -230,7 +227,7 @@ class Learner:
     def _prepare(self, batch: Batch, num_updates: int = 1) -> tuple[Columns, dict[str, float]]:
         """Return the columns of the whole batch, and metrics of them.
 
-        With one update the policy at the start of the step is the one that the gradient is computed of.
+        With one update the gradient is computed for the policy at the start of the step.
         """
         has_start = self.algorithm.compares_start or num_updates > 1
         later = () if has_start else ("proximal",)
@@ -238,7 +235,7 @@ class Learner:
         return self.algorithm.prepare(columns)
 
     def _trained(self, rows: Columns) -> list[int]:
-        """The rows that are trained on: those of items with at least one trained token."""
+        """Return the rows that are trained on: those of items with at least one trained token."""
         width = self.algorithm.width
         trains = rows["mask"].any(dim=1).reshape(-1, width).any(dim=1).repeat_interleave(width)
         return trains.nonzero()[:, 0].tolist()
@@ -247,8 +244,8 @@ class Learner:
         """Make all updates of a step. Return the metrics of each.
 
         Raises:
-            NonFiniteLoss: of one of them; none has a trace left.
-            Abandoned: the same, and the gradients are cleared.
+            NonFiniteLoss: if one of them fails; all are undone.
+            Abandoned: if stopped; all are undone, and the gradients are cleared.
         """
         updates = rows_of_updates(rows, trained, self.algorithm.width, self.config, self.steps_done)
         undo: Undo | None = None
@@ -284,13 +281,13 @@ class Learner:
             raise NonFiniteLoss(
                 f"Step {self.steps_done + 1}{update}: the loss is {metrics['loss']} and its gradient's norm "
                 f"{metrics['grad_norm']}. Look at its rows, with trinity-db batches and replay, or lower "
-                "trainer.learning_rate in a new run that starts from this one, by model: {run: NAME}, or "
-                "from an earlier checkpoint of it, by model: {path: FOLDER}."
+                "trainer.learning_rate in a new run that starts from this one, with model: {run: NAME}, or "
+                "from an earlier checkpoint of it, with model: {path: FOLDER}."
             )
         return metrics
 
     def _clipped(self, batch: Batch, rows: Columns, chosen: list[int]) -> dict[str, float]:
-        """Compute and clip the gradient at the present scale of the loss. It may be infinite."""
+        """Compute and clip the gradient with the current loss scale. It may be infinite."""
         self.optimizer.zero_grad()
         metrics = self._backward(batch, rows, chosen)
         sum_gradients(self.policy.parameters(), self.ranks)
@@ -298,10 +295,11 @@ class Learner:
         return metrics | {"grad_norm": norm} | self.loss_scale.metrics()
 
     def _backward(self, batch: Batch, rows: Columns, chosen: list[int]) -> dict[str, float]:
-        """Add up the gradients of this rank's micro-batches. Return the metrics of all ranks' micro-batches.
+        """Accumulate the gradients of this rank's micro-batches. Return the metrics of all ranks'
+        micro-batches.
 
         Raises:
-            Abandoned: the gradients are cleared.
+            Abandoned: if stopped; the gradients are cleared.
         """
         parts = []
         try:
@@ -330,10 +328,11 @@ class Learner:
     def _shares(
         self, batch: Batch, rows: Columns, chosen: list[int], experts: Tensor | None = None
     ) -> Iterator[tuple[Shares, bool, bool]]:
-        """Yield the algorithm's shares of each micro-batch, if they count, and if they are the last ones.
+        """Yield the algorithm's shares of each micro-batch, whether they count, and whether they are the last
+        ones.
 
         Args:
-            experts: how often each is chosen in the update. None: their load is not balanced.
+            experts: How often each is chosen in the update. None: their load is not balanced.
         """
         loss = self.policy.router_loss if experts is not None else None
         totals = count(rows, chosen, self.algorithm.width)
@@ -360,7 +359,7 @@ class Learner:
 
 
 def _rows_of(rows: Columns, chosen: list[int], width: int) -> dict[str, Tensor]:
-    """The chosen rows of all columns. Columns with a number for each token are cut to `width` tokens."""
+    """Return the chosen rows of all columns. Per-token columns are cut to `width` tokens."""
     per_token = rows["mask"].shape
     places = torch.tensor(chosen, device=rows["mask"].device)  # sent to a GPU once, not for each column
     columns = {name: values[places] for name, values in rows.items()}

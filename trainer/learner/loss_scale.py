@@ -1,23 +1,23 @@
-"""The factor of the loss in float16, so that small gradients do not become zero and large ones not infinite.
+"""Loss scaling in float16, so that small gradients do not become zero and large ones not infinite.
 
 Below 6e-8 a float16 number is zero. So the loss is multiplied by a power of two before the backward pass, and
 the gradient, which is in float32, is divided by it. This is the dynamic loss scaling of mixed precision
 (Micikevicius et al., 2018, arXiv 1710.03740), except that an update whose gradient overflows is not skipped:
-its gradient is computed again with a smaller factor. So each row of a batch is learned from.
+its gradient is recomputed with a smaller factor, so that no row of a batch is lost.
 """
 
 from typing import Any
 
 START = 2.0**16
 UPDATES_TO_GROW = 400
-"""Updates in a row without an overflow after which the factor doubles."""
+"""Consecutive updates without an overflow after which the factor doubles."""
 
 
 class LossScale:
-    """The factor of the loss of a run: 1 in any format but float16.
+    """The loss scale of a run: 1 in any format except float16.
 
     Args:
-        dtype: that forward and backward pass compute in.
+        dtype: Number format of the forward and backward passes.
     """
 
     def __init__(self, dtype: str) -> None:
@@ -34,7 +34,7 @@ class LossScale:
         return True
 
     def count_update(self) -> None:
-        """Count an update with a finite gradient. The factor doubles after many."""
+        """Count an update with a finite gradient. The factor doubles after UPDATES_TO_GROW."""
         if not self._scales:
             return
         self._updates += 1
@@ -46,7 +46,7 @@ class LossScale:
         return {"loss_scale": self.factor} if self._scales else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` takes; empty in any format but float16."""
+        """Return the state for `load_state_dict`; empty in any format except float16."""
         return {"factor": self.factor, "updates": self._updates} if self._scales else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,11 +1,11 @@
-"""Says in one line what does not fit into memory, and which keys help."""
+"""Reports in one line what does not fit into memory, and which keys help."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from trinity_db.arrays import Payload
+from trinity_db.arrays.codec import Payload
 from trinity_db.errors import TrinityError
 from trinity_db.trainer.config import TrainerConfig
 
@@ -15,22 +15,22 @@ HELPS = {
     "sharding": "trainer.sharding: full on more ranks",
     "offload": "trainer.offload: true",
 }
-"""Keys that save memory, and how they stand in a configuration."""
-ON_CPU = "DefaultCPUAllocator: can't allocate memory"  # torch raises a plain RuntimeError there
+"""Keys that save memory, with the line for the configuration."""
+ON_CPU = "DefaultCPUAllocator: can't allocate memory"  # a plain RuntimeError of torch
 
 
 @contextmanager
 def model_has_to_fit(
     config: TrainerConfig, ranks: int = 1, keys: Collection[str] = ("sharding", "offload", "lora")
 ) -> Iterator[None]:
-    """Within this `with`, too little memory for a model is an error of one line.
+    """Within this `with`, report insufficient memory for a model as an error of one line.
 
     Args:
-        ranks: how many there are.
-        keys: of the trainer, those that help here.
+        ranks: Number of ranks.
+        keys: Keys of the trainer that help here.
 
     Raises:
-        TrinityError: there is too little. The message says what helps, and what torch says.
+        TrinityError: if memory is insufficient, with remedies and torch's message.
     """
     try:
         yield
@@ -38,7 +38,7 @@ def model_has_to_fit(
         if (whose := _memory_of(error)) is None:
             raise
         remedies = [f"set {found}"] if (found := _keys(config, ranks, keys)) else []
-        remedies.append("take a smaller model")
+        remedies.append("use a smaller model")
         raise _too_small(whose, "the model", remedies, error) from error
 
 
@@ -51,18 +51,18 @@ def rows_have_to_fit(
     keys: Collection[str] = ("gradient_checkpointing", "sharding", "offload"),
     limit: int | None = None,
 ) -> Iterator[None]:
-    """Within this `with`, too little memory for a step is an error of one line.
+    """Within this `with`, report insufficient memory for a step as an error of one line.
 
-    A row is not divided over devices. So a row that does not fit by itself has to become shorter.
+    A row is not divided over devices, so a row that does not fit alone must become shorter.
 
     Args:
-        payloads: the rows. Each `width` neighbours go through the model together.
-        ranks: how many there are.
-        keys: of the trainer, those that help here.
-        limit: tokens of a micro-batch. None: as configured.
+        payloads: The rows. Each `width` consecutive rows go through the model together.
+        ranks: Number of ranks.
+        keys: Keys of the trainer that help here.
+        limit: Tokens of a micro-batch. None: the configured limit.
 
     Raises:
-        TrinityError: there is too little. The message has the rows' sizes, what helps, and what torch says.
+        TrinityError: if memory is insufficient, with the rows' sizes, remedies and torch's message.
     """
     try:
         yield
@@ -73,25 +73,25 @@ def rows_have_to_fit(
         together = max(sum(lengths[first : first + width]) for first in range(0, len(lengths), width))
         largest = f"its longest row has {max(lengths)} tokens, and one device computes all of a row"
         if limit is None:
-            limit = config.tokens_on("cuda" if isinstance(error, torch.OutOfMemoryError) else "cpu")
+            limit = config.most_tokens
         remedies = [f"lower trainer.micro_batch_tokens, which is {limit}"] if limit > together else []
         remedies += [f"set {found}"] if (found := _keys(config, ranks, keys)) else []
         remedies.append(
-            "shorten rows: rollouts by explorer.max_new_tokens, imported ones in a new run by "
+            "shorten rows: rollouts with explorer.max_new_tokens, imported ones in a new run with "
             "trainer.max_length"
         )
         raise _too_small(whose, f"these rows ({largest})", remedies, error) from error
 
 
 def _memory_of(error: Exception) -> str | None:
-    """Whose memory is too small. None: the error says something else."""
+    """Return whose memory is too small; None if the error has another cause."""
     if isinstance(error, torch.OutOfMemoryError):
         return "the GPU"
     return "this machine" if isinstance(error, MemoryError) or ON_CPU in str(error) else None
 
 
 def _keys(config: TrainerConfig, ranks: int, names: Collection[str]) -> str:
-    """Those of the keys that have no effect yet. Only weights that are sharded can be offloaded."""
+    """Return the keys that have no effect yet. Only sharded weights can be offloaded."""
     is_sharded = config.sharding == "full" and ranks > 1
     missing = {
         "gradient_checkpointing": config.gradient_checkpointing is not True,

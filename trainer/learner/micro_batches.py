@@ -7,32 +7,32 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trinity_db.arrays import Payload
+from trinity_db.arrays.codec import Payload
 from trinity_db.models.forward import Forward
 from trinity_db.trainer.distribution.ranks import Ranks, split_by_cost
 
 logger = logging.getLogger(__name__)
 
-REPORT_SECONDS = 10.0  # between two lines about rows that take long
+REPORT_SECONDS = 10.0  # between progress lines for slow rows
 
 
 class Abandoned(Exception):
-    """The learner stopped between two micro-batches. Its state is that of before the step or evaluation."""
+    """The learner stopped between two micro-batches. Its state is that before the step or evaluation."""
 
 
 class MicroBatch(NamedTuple):
     """Rows that go through the model together, on this rank."""
 
     rows: list[int]
-    """Their indices."""
+    """Indices of the rows."""
     counts: bool
     """Whether the results count. Over all ranks each row counts once."""
     is_last: bool
-    """Whether no other follows, on any rank."""
+    """Whether it is the last one, on all ranks."""
 
 
 MicroBatches = Callable[[Sequence[Payload]], Iterator[MicroBatch]]
-"""Splits rows into this rank's micro-batches. Between two of them it may raise `Abandoned`."""
+"""Function that splits rows into this rank's micro-batches. It may raise `Abandoned` between two of them."""
 
 
 def micro_batches(
@@ -44,18 +44,19 @@ def micro_batches(
     A rank that runs out computes the cheapest item again, and that result does not count.
 
     Args:
-        width: rows of an item, which stay together.
-        should_stop: called between two micro-batches. Only the first rank's answer counts.
+        width: Rows of an item, which stay together.
+        should_stop: Called between two micro-batches. Only the first rank's result matters.
 
     Raises:
-        Abandoned: the first rank's `should_stop` returned True.
+        Abandoned: if the first rank's `should_stop` returned True.
     """
-    costs = np.array([payload.num_tokens for payload in payloads], np.int64).reshape(-1, width).sum(axis=1)
+    sets, costs = forward.related(payloads, width, ranks.size)
     plans = []
-    for items in split_by_cost(costs.tolist(), ranks.size):
-        own = [item * width + member for item in items for member in range(width)]
-        batches = forward.micro_batches([payloads[i] for i in own], width)
+    for numbers in split_by_cost(costs, ranks.size):
+        own = sorted(row for number in numbers for row in sets[number])
+        batches = forward.micro_batches([payloads[row] for row in own], width)
         plans.append([[own[place] for place in places] for places in batches])
+    cheapest = sets[int(np.argmin(costs))][:width] if sets else []
     number_of_all = max(map(len, plans))
     began = reported = time.monotonic()
     for number in range(number_of_all):
@@ -66,6 +67,5 @@ def micro_batches(
         if number and ranks.broadcast(should_stop()):
             raise Abandoned
         mine = plans[ranks.rank][number : number + 1]
-        cheapest = int(costs.argmin()) * width
-        rows = mine[0] if mine else list(range(cheapest, cheapest + width))
+        rows = mine[0] if mine else cheapest
         yield MicroBatch(rows, counts=bool(mine), is_last=number + 1 == number_of_all)

@@ -1,7 +1,7 @@
-"""The optimizer of a run: made by its name, over groups of parameters, with a learning rate for each step.
+"""The optimizer of a run: created by name, over groups of parameters, with a learning rate for each step.
 
-Its state in a checkpoint is by the place of each parameter in `Policy.parameters`. So it does not depend on
-groups, on the number of ranks, or on how many of torch's optimizers share the parameters.
+Its state in a checkpoint is indexed by the position of each parameter in `Policy.parameters`. So it does not
+depend on groups, on the number of ranks, or on how many of torch's optimizers share the parameters.
 """
 
 import math
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trinity_db import functions
+from trinity_db.config import user_functions
 from trinity_db.errors import ConfigError, MissingExtra
 from trinity_db.trainer.config import TrainerConfig
-from trinity_db.trainer.optimizer_config import (
+from trinity_db.trainer.recipes.optimizers import (
     Adafactor,
     AdamW,
     AdamW8bit,
@@ -26,20 +26,20 @@ from trinity_db.trainer.optimizer_config import (
 )
 
 Group = dict[str, Any]
-"""Parameters with settings of their own, as the optimizers of torch take them."""
+"""Parameters with their own settings, in the format of torch's optimizers."""
 
 
 class Optimizer:
     """One of torch's optimizers, or two that share the parameters.
 
     Args:
-        weights: the trained weights of the model, by name.
-        head: those of the value head, by name.
-        embeddings: weights of the model that are no linear maps between layers, though they are matrices.
+        weights: Trained weights of the model, by name.
+        head: Weights of the value head, by name.
+        embeddings: Matrices of the model that are not linear maps between layers.
 
     Raises:
-        ConfigError: it is a user's own, and cannot be made of these.
-        MissingExtra: it needs a package that is not installed.
+        ConfigError: if a user's own optimizer cannot be created with these.
+        MissingExtra: if it needs a package that is not installed.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Optimizer:
             part.step()
 
     def set_rate(self, step: int, total_steps: int) -> float:
-        """Set the learning rates of a step, counted from 0. Return the one of the model's weights."""
+        """Set the learning rates of a step, counted from 0. Return the rate of the model's weights."""
         factor = schedule(self._config, step, total_steps)
         for part in self.parts:
             for group in part.param_groups:
@@ -77,7 +77,7 @@ class Optimizer:
         return self._config.learning_rate * factor
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each parameter by its place, and the settings of the groups."""
+        """Return the state of each parameter by its position, and the settings of the groups."""
         state = {
             self._places[parameter]: dict(values)
             for part in self.parts
@@ -91,18 +91,14 @@ class Optimizer:
         return {"state": state, "param_groups": groups, "shapes": self._shapes}
 
     def fits(self, saved: Mapping[str, Any]) -> bool:
-        """Whether a `state_dict` is of the parameters that are trained now.
-
-        Those of earlier versions have only their number.
-        """
-        if "shapes" in saved:
-            return bool(saved["shapes"] == self._shapes)
-        return sum(len(group.get("params", ())) for group in saved["param_groups"]) in (0, len(self._shapes))
+        """Whether a `state_dict` belongs to the parameters being trained."""
+        return bool(saved["shapes"] == self._shapes)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`, with the settings of now.
+        """Continue from a `state_dict`, with the current settings.
 
-        A user's own optimizer may keep state among its settings. What the run does not set, it gets back.
+        A user's own optimizer may keep state among its settings. Settings that the run does not set are
+        restored.
         """
         groups = iter(saved["param_groups"])
         for part in self.parts:
@@ -122,24 +118,25 @@ class Optimizer:
 
 
 def check(config: OptimizerConfig) -> None:
-    """Find out early that an optimizer cannot be made.
+    """Check early that an optimizer can be created.
 
     Raises:
-        ConfigError: there is no such class in the user's file, or torch is too old.
-        MissingExtra: it needs a package that is not installed.
+        ConfigError: if the class does not exist in the user's file, or torch is too old.
+        MissingExtra: if it needs a package that is not installed.
     """
     if isinstance(config, OwnOptimizer):
-        functions.find(config.function, "optimizer", {})
+        user_functions.find(config.function, "optimizer", {})
     elif isinstance(config, AdamW8bit):
         _bitsandbytes()
     elif isinstance(config, Muon) and not hasattr(torch.optim, "Muon"):
         raise ConfigError(
-            f"trainer.optimizer: muon needs torch 2.9 or later, and {torch.__version__} is installed."
+            f"trainer.optimizer: muon needs torch 2.9 or later, but {torch.__version__} is installed."
         )
 
 
 def schedule(config: TrainerConfig, step: int, total_steps: int) -> float:
-    """The share of the peak learning rate at a step, counted from 0: a linear warm-up, then the schedule."""
+    """Return the share of the peak learning rate at a step, counted from 0: a linear warm-up, then the
+    schedule."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     progress = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
@@ -151,7 +148,7 @@ def schedule(config: TrainerConfig, step: int, total_steps: int) -> float:
 
 
 def _groups(config: TrainerConfig, weights: Mapping[str, torch.nn.Parameter], rate: str) -> list[Group]:
-    """Divide parameters into those that decay and those that do not."""
+    """Divide parameters into those with weight decay and those without."""
     peak = getattr(config, rate) or config.learning_rate
     found = []
     for decays in (True, False):
@@ -163,7 +160,8 @@ def _groups(config: TrainerConfig, weights: Mapping[str, torch.nn.Parameter], ra
 
 
 def _decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies: not to biases, norms, and all that has one dimension, as in transformers.
+    """Whether weight decay applies: not to biases, norms, and one-dimensional parameters, like in
+    transformers.
 
     The biases of fused experts have two dimensions.
     """
@@ -194,7 +192,7 @@ def _made(
 
 
 def _split(groups: Sequence[Group], chosen: Callable[[Tensor], bool]) -> tuple[list[Group], list[Group]]:
-    """The same groups with the chosen parameters, and with the others. Empty groups are left out."""
+    """Return the groups with the chosen parameters, and with the others. Empty groups are omitted."""
     divided: tuple[list[Group], list[Group]] = ([], [])
     for group in groups:
         for found, is_wanted in zip(divided, (True, False), strict=True):
@@ -208,12 +206,12 @@ def _adamw(groups: Sequence[Group], chosen: AdamW) -> torch.optim.Optimizer:
 
 
 def _own(config: TrainerConfig, chosen: OwnOptimizer, groups: Sequence[Group]) -> torch.optim.Optimizer:
-    kind: Callable[..., Any] = functions.find(chosen.function, "optimizer", {})
+    kind: Callable[..., Any] = user_functions.find(chosen.function, "optimizer", {})
     try:
         made = kind(groups, lr=config.learning_rate, **chosen.options)
     except Exception as error:
         raise ConfigError(
-            f"Optimizer '{chosen.function}' raised {functions.describe_error(error)}"
+            f"Optimizer '{chosen.function}' raised {user_functions.describe_error(error)}"
         ) from error
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(f"Optimizer '{chosen.function}': it must be a class of torch.optim.Optimizer.")

@@ -1,8 +1,8 @@
-"""The policy: the model that is trained, and the reference that it is compared with.
+"""The policy: the model being trained, and the reference that it is compared with.
 
-The policy knows which weights are trained. It loads them from a checkpoint, saves them into one, and
-computes log-probabilities and values. `learner.py` uses these in a step. A version holds the whole model, or,
-if an adapter is trained and `trainer.publish` is adapter, that adapter and the name of its base.
+The policy loads trained weights from a checkpoint, saves them into one, and computes log-probabilities and
+values, which `learner.py` uses in a step. A version contains the whole model, or, if an adapter is trained
+and `trainer.publish` is adapter, only the adapter and the name of its base.
 """
 
 import logging
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trinity_db.arrays import Payload
+from trinity_db.arrays.codec import Payload
 from trinity_db.models import (
     context_of,
     default_device,
@@ -29,7 +29,7 @@ from trinity_db.models.adapter_folder import BASE_FILE, Base
 from trinity_db.models.canary import Canary, sequence
 from trinity_db.models.forward import Forward
 from trinity_db.models.layers import Sharding, compile_layers, layers_of, recompute
-from trinity_db.models.unread import UnreadModel
+from trinity_db.models.lazy_weights import UnreadModel
 from trinity_db.models.weights_file import WeightsFile
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.distribution.ranks import ALONE, Ranks
@@ -46,22 +46,22 @@ from trinity_db.trainer.learner.visible_updates import EXACT, VisibleUpdates
 logger = logging.getLogger(__name__)
 
 TRAINED_BYTES = 12
-"""That training will take for each trained parameter: the gradient and the state of AdamW, in float32."""
+"""Memory needed for training per trained parameter: the gradient and the state of AdamW, in float32."""
 
 
 class Policy:
-    """A model with gradient, and if needed a value head or a reward head, and a frozen reference.
+    """A model with gradient, optionally a value head or a reward head, and a frozen reference.
 
     Args:
-        folder: the folder of the starting model, or of the version that training continues from.
-        start: the folder of the run's starting model. Adapters are added to it, and references begin as it.
-            None: the same as `folder`.
-        start_digest: the digest of its files, which published adapters name. None: it is computed.
-        has_reference: whether the algorithm compares the policy with a reference.
-        has_values: whether the algorithm reads the values of a value head.
-        says_rewards: whether the algorithm learns a reward head. It is then in the place of the value head.
-        temperature: of the run that sampled the tokens; payloads may have others.
-        ranks: the processes that hold the same weights. Each has a copy, or a part (`trainer.sharding`).
+        folder: Folder of the starting model, or of the version that training continues from.
+        start: Folder of the run's starting model, to which adapters are added and from which references
+            start. None: `folder`.
+        start_digest: Digest of its files, which published adapters refer to. None: computed.
+        has_reference: Whether the algorithm compares the policy with a reference.
+        has_values: Whether the algorithm reads the values of a value head.
+        says_rewards: Whether the algorithm learns a reward head, which replaces the value head.
+        temperature: Sampling temperature of the run; payloads may have others.
+        ranks: Processes with the same weights. Each has a copy, or a part (`trainer.sharding`).
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Policy:
         if config.compile:
             compile_layers(self.model)
         self.max_length = _max_length(config, self.model, says_rewards)
-        """Longest sequence that the policy takes, in tokens."""
+        """Maximum length of a sequence, in tokens."""
         self._reference = (
             Reference(start, config, temperature=temperature, device=self.device, sharding=sharding)
             if has_reference and not self.adapter
@@ -122,11 +122,11 @@ class Policy:
         self.visible = self._visible_updates(config)
         """None if no version of this rank has rounded weights."""
         self.measured: dict[str, float] = {}
-        """Metrics of the version that was saved last. Empty for an adapter in its own matrices."""
+        """Metrics of the version saved last. Empty for an adapter in its own matrices."""
         self._sums_at_the_end = config.sum_gradients == "step"
 
     def _visible_updates(self, config: TrainerConfig) -> VisibleUpdates | None:
-        """The measure of versions against the trainer's weights, on the rank that writes versions."""
+        """Create the comparison of versions with the trainer's weights, on the rank that writes versions."""
         if self.ranks.rank > 0 or self.publishes_adapter or config.publish_dtype == "float32":
             return None
         weights = self.adapter.adapted_weights() if self.adapter else self.weights
@@ -141,9 +141,9 @@ class Policy:
         return self._root is not None
 
     def _token_bytes(self) -> float | None:
-        """Bytes that the backward pass needs for each token of a micro-batch, by a trial.
+        """Measure the bytes that the backward pass needs per token of a micro-batch.
 
-        None: unknown, as ranks share the weights, or the model takes too short sequences.
+        None: unknown, because ranks share the weights, or the model's context is too short.
         """
         payload = sequence(self.model.get_input_embeddings().num_embeddings, context_of(self.model.config))
         if payload is None or self._root:
@@ -153,10 +153,10 @@ class Policy:
         return kept / payload.num_tokens
 
     def _limit_memory(self, config: TrainerConfig, token_bytes: float | None) -> None:
-        """Let micro-batches, and the inner values of a long row, fit into the memory that is free now.
+        """Fit micro-batches, and the activations of a long row, into the memory that is free now.
 
         Raises:
-            ConfigError: inner values are to be computed again, and the model cannot do it.
+            ConfigError: if activations must be recomputed, but the model cannot do it.
         """
         if config.gradient_checkpointing is True:
             recompute(self.model)
@@ -182,7 +182,7 @@ class Policy:
                 "micro-batches of at most %d tokens, of %.2f MB each for the backward pass; %s",
                 self.forward.max_tokens,
                 token_bytes / 1e6,
-                f"layers compute inner values of longer rows than {above} tokens again, for want of memory"
+                f"layers recompute activations of rows longer than {above} tokens, to save memory"
                 if recomputes
                 else "no row needs gradient checkpointing"
                 if free
@@ -190,9 +190,10 @@ class Policy:
             )
 
     def trained(self) -> dict[str, Tensor]:
-        """What training changes, by names of its own: weights, those of the value head, and of the reference.
+        """Return the tensors that training changes: weights, value head, and reference, each under its own
+        prefix.
 
-        Frozen weights are among them if a version rounds them.
+        Frozen weights are included if a version rounds them.
         """
         weights = self.weights if self.adapter else dict(self.model.named_parameters())
         reference = self._reference.followed() if self._reference else {}
@@ -200,7 +201,7 @@ class Policy:
         return {f"{part}.{name}": one for part, named in parts.items() for name, one in named.items()}
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters that are trained, those of the value head last."""
+        """Return the trained parameters, those of the value head last."""
         return [*self.weights.values(), *self.head_weights.values()]
 
     @property
@@ -210,17 +211,17 @@ class Policy:
 
     @property
     def head_weights(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters of the value head, by name. Empty without one."""
+        """Parameters of the value head, by name. Empty without one."""
         return dict(self.value_head.named_parameters()) if self.value_head else {}
 
     @property
     def embeddings(self) -> list[Tensor]:
-        """The matrices of the model's tokens, at its input and at its output."""
+        """Embedding matrices of the model's tokens, at its input and at its output."""
         ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
         return [end.weight for end in ends if end is not None]
 
     def logprobs(self, payloads: Sequence[Payload]) -> Tensor:
-        """[B, K] Log-probabilities of the trained tokens under the policy as it is now, without gradient."""
+        """[B, K] Log-probabilities of the trained tokens under the current policy, without gradient."""
         return self.forward.logprobs(payloads)
 
     def values(self, payloads: Sequence[Payload]) -> Tensor:
@@ -228,11 +229,11 @@ class Policy:
         return self.forward.values(payloads)
 
     def logprobs_and_values(self, payloads: Sequence[Payload]) -> tuple[Tensor, Tensor]:
-        """What `logprobs` and `values` return, from one pass."""
+        """Return the results of `logprobs` and `values`, from one pass."""
         return self.forward.logprobs_and_values(payloads)
 
     def ends(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """The rows as a reward head reads them: see `reward_head.ended`."""
+        """Return the rows prepared for a reward head; see `reward_head.ended`."""
         pad = self.model.config.get_text_config().pad_token_id
         return [ended(payload, pad) for payload in payloads]
 
@@ -249,9 +250,9 @@ class Policy:
         return self._reference.logprobs(payloads)
 
     def sum_gradients_after(self, is_last: bool) -> None:
-        """Say before each backward pass of a step whether it is the step's last one.
+        """Announce, before each backward pass of a step, whether it is the step's last one.
 
-        Ranks with parts of the weights exchange gradients in the backward pass.
+        With sharded weights, ranks exchange gradients in the backward pass.
         """
         if self._root:
             self._root.sum_gradients_after(is_last or not self._sums_at_the_end)
@@ -260,7 +261,7 @@ class Policy:
         """Drop the gradients of a step that ends before its last backward pass. All ranks call it together.
 
         Args:
-            payload: any. Gradients that the ranks have not summed yet are dropped by one more pass.
+            payload: Any payload. One more pass with it drops gradients that the ranks have not summed yet.
         """
         if self._root:
             self._root.sum_gradients_after(True)
@@ -269,9 +270,10 @@ class Policy:
             parameter.grad = None
 
     def canary(self) -> Canary | None:
-        """What the weights, as a version has them, say of a fixed sequence now. All ranks call it together.
+        """Return the log-probabilities of a fixed sequence under the published weights. All ranks call it
+        together.
 
-        None if the model takes too short sequences.
+        None if the model's context is too short.
         """
         context = context_of(self.model.config)
         payload = sequence(self.model.get_input_embeddings().num_embeddings, context)
@@ -306,7 +308,7 @@ class Policy:
 
     @property
     def publishes_adapter(self) -> bool:
-        """Whether a version is an adapter, whose tokenizer lies with its base."""
+        """Whether a version is an adapter, whose tokenizer is with its base."""
         return self._base is not None
 
     @property
@@ -317,10 +319,10 @@ class Policy:
         return sum(self.publish_dtype.itemsize * weight.numel() for weight in self.model.parameters())
 
     def save(self, folder: Path) -> dict[Path, WeightsFile]:
-        """Write the model that `transformers` loads, with its adapter beside it, or the adapter alone.
+        """Write the model that `transformers` loads, with its adapter next to it, or only the adapter.
 
-        Returns the large files of it that are not written, by their paths in the folder. They have copies of
-        the weights, which may change meanwhile.
+        Return its large files, not yet written, by their paths in the folder. They have copies of the
+        weights, which may change meanwhile.
         """
         unwritten = self._write_weights(folder)
         if self.value_head and not self._classifier:
@@ -348,7 +350,7 @@ class Policy:
 
     @contextmanager
     def _as_published(self) -> Iterator[None]:
-        """Within this `with`, the model computes what a version of it computes."""
+        """Within this `with`, the model has the weights of a published version."""
         if self.publish_dtype == torch.float32:
             yield
         elif self.adapter:
@@ -363,20 +365,20 @@ class Policy:
 
 
 def sharding_of(config: TrainerConfig, ranks: Ranks, device: str) -> Sharding | None:
-    """How the ranks share weights. None: each has all of them."""
+    """Return the distribution of weights over the ranks. None: each has all of them."""
     if config.sharding == "full" and ranks.size > 1:
         return Sharding(ranks.mesh, device, config.offload)
     return None
 
 
 def _base(config: TrainerConfig, start: Path, digest: str | None) -> Base | None:
-    """The model that published adapters name as their base. None: a version is a whole model."""
+    """Return the base model of published adapters. None: a version is a whole model."""
     if config.lora and config.publish == "adapter":
         return Base(start, digest or folder_digest.digest(start))
     return None
 
 
 def _max_length(config: TrainerConfig, model: Any, says_rewards: bool) -> int:
-    """Tokens of the longest sequence. A reward head reads at one more token, behind the last one."""
+    """Return the maximum length of a sequence. A reward head needs one more token, after the last one."""
     context = context_of(model.config) - (1 if says_rewards else 0)
     return min(config.max_length or sys.maxsize, context)

@@ -1,7 +1,7 @@
-"""What a version has in the file of its weights.
+"""The content of a version's file of weights.
 
 A version may have its weights in fewer bits than the trainer (`trainer.publish_dtype`). The trainer's own
-stay as they are, bit for bit.
+weights are not changed by a single bit.
 """
 
 import math
@@ -22,12 +22,12 @@ from trinity_db.models.rounding import round_to, seed_names, without_adapter
 def rounded(
     model: Any, dtype: torch.dtype, merged: Iterable[tuple[torch.nn.Parameter, Tensor]] = ()
 ) -> Iterator[None]:
-    """Within this `with`, the model's parameters have the values that they have in a version's file.
+    """Within this `with`, the model's parameters have the values in a version's file.
 
-    The exact values wait on the CPU. Of a sharded parameter each rank rounds its part.
+    The exact values are kept on the CPU. Each rank rounds its part of a sharded parameter.
 
     Args:
-        merged: parameters that have another value in the file, and this value.
+        merged: Parameters that have another value in the file, and this value.
     """
     exact: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -52,12 +52,12 @@ def rounded(
 
 
 def _rounded(parameter: Tensor, seed_name: str, dtype: torch.dtype) -> Tensor:
-    """The values in the file of this rank's rows."""
+    """Return the values of this rank's rows in the file."""
     return round_to(local_part(parameter), seed_name, dtype, first_element(parameter))
 
 
 def first_element(parameter: Tensor) -> int:
-    """The number of elements of a parameter that precede this rank's rows; 0 if it is not sharded."""
+    """Return the number of elements of a parameter before this rank's rows; 0 if it is not sharded."""
     if not isinstance(parameter, DTensor):
         return 0
     _, offset = compute_local_shape_and_global_offset(
@@ -67,5 +67,5 @@ def first_element(parameter: Tensor) -> int:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's rows of a tensor; all if it is not sharded."""
+    """Return this rank's rows of a tensor; all if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()

@@ -1,7 +1,7 @@
-"""What a trainer does with the experts that engines chose for tokens (`trinity_db/models/routing.py`).
+"""Replays the experts that engines chose for tokens (`trinity_db/models/routing.py`).
 
-They are replayed, or only compared with what the trainer's routers choose. Routers are looked for when the
-first rows come that have such a choice: all ranks see the same batch, and look together.
+Recorded choices are replayed, or only compared with the choices of the trainer's routers. Routers are looked
+up when the first rows with a recorded choice arrive: all ranks see the same batch, and do this together.
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trinity_db.arrays import Payload
+from trinity_db.arrays.codec import Payload
 from trinity_db.errors import ConfigError
 from trinity_db.models.forward import Forward, Scored
 from trinity_db.models.layers import Root
@@ -30,7 +30,7 @@ class RecordedRouting:
     """The recorded choices of a policy's rows.
 
     Args:
-        root: the module that holds this rank's part of the weights, if they are sharded.
+        root: Module with this rank's part of the weights, if they are sharded.
     """
 
     def __init__(self, model: Any, forward: Forward, config: TrainerConfig, root: Root | None) -> None:
@@ -42,11 +42,11 @@ class RecordedRouting:
         forward.replays = config.replay_routing
 
     def read(self, payloads: Sequence[Payload]) -> Sequence[Payload]:
-        """The rows of a batch, without those choices that are neither replayed nor compared. All ranks call
+        """Return the rows of a batch, without choices that are neither replayed nor compared. All ranks call
         it with the same rows.
 
         Raises:
-            ConfigError: choices are to be replayed, and cannot be.
+            ConfigError: if choices should be replayed, and cannot be.
         """
         if all(payload.routing is None for payload in payloads):
             return payloads
@@ -58,29 +58,29 @@ class RecordedRouting:
         """Find the routers of the model.
 
         Raises:
-            ConfigError: choices are to be replayed, and the model has none that take them.
+            ConfigError: if choices should be replayed, and the model has no suitable routers.
         """
         self._is_looked_for = True
         name, why = type(self._model).__name__, None
         if self._compiles:
-            why = "torch.compile does not see the choice of experts; leave out trainer.compile"
+            why = "torch.compile does not see the choice of experts; remove trainer.compile"
         elif self._forward.layout == "alone":
-            why = f"{name} takes rows one by one, and cannot replay the experts of several"
+            why = f"{name} processes rows one by one, and cannot replay the experts of several"
         else:
             found = self._root(lambda: routers_of(self._model)) if self._root else routers_of(self._model)
             self._forward.routers = found
             if found is None:
-                why = f"{name} has no routers that take the experts which an engine chose"
+                why = f"{name} has no routers that accept an engine's choice of experts"
         if why and self._forward.replays:
             raise ConfigError(f"trainer.replay_routing: {why}, or {_INSTEAD}.")
         if why:
             logger.warning("the recorded choice of experts is not compared: %s", why)
 
     def _fitting(self, payload: Payload) -> Payload:
-        """A row with its choice, if the model can make it.
+        """Return a row with its choice, if the model supports it.
 
         Raises:
-            ConfigError: it is to be replayed, and is of another model.
+            ConfigError: if it should be replayed, and belongs to another model.
         """
         if payload.routing is None:
             return payload
@@ -91,16 +91,16 @@ class RecordedRouting:
             _, layers, chosen = payload.routing.shape
             raise ConfigError(
                 f"trainer.replay_routing: a row has {chosen} experts of {layers} layers, and the model "
-                f"chooses {routers.chosen} of {routers.experts} in {len(routers)} layers: the engine says "
-                f"them in another form, or its model is another one; {_INSTEAD}."
+                f"chooses {routers.chosen} of {routers.experts} in {len(routers)} layers: the engine records "
+                f"them in another form, or runs another model; {_INSTEAD}."
             )
         return replace(payload, routing=None)
 
     def added(self, shares: Shares, scored: Scored, payloads: Sequence[Payload]) -> Shares:
-        """A micro-batch's shares, with how often its routers would choose other experts.
+        """Return a micro-batch's shares, with how often its routers would choose other experts.
 
         Args:
-            payloads: all rows of the update.
+            payloads: All rows of the update.
         """
         routers = self._forward.routers
         if routers is None:
@@ -114,7 +114,7 @@ class RecordedRouting:
 
 
 def without(payloads: Sequence[Payload]) -> list[Payload]:
-    """The rows without their choices, as a model other than the policy reads them."""
+    """Return the rows without their choices, for models other than the policy."""
     return [one if one.routing is None else replace(one, routing=None) for one in payloads]
 
 

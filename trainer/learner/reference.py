@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trinity_db.arrays import Payload
+from trinity_db.arrays.codec import Payload
 from trinity_db.models import load_model
 from trinity_db.models.forward import Forward
 from trinity_db.models.layers import Root, Sharding
-from trinity_db.models.unread import UnreadModel
+from trinity_db.models.lazy_weights import UnreadModel
 from trinity_db.trainer.config import SynchronisedReference, TrainerConfig
 
 
@@ -22,8 +22,8 @@ class Reference:
     """The reference's model, without gradient.
 
     Args:
-        start: the folder of the run's starting model.
-        sharding: how ranks share its weights. None: each has all.
+        start: Folder of the run's starting model.
+        sharding: Distribution of its weights over ranks. None: each has all.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Reference:
         kind = config.reference
         self._synchronised = kind if isinstance(kind, SynchronisedReference) else None
         self.root: Root | None = None
-        """The module that holds this rank's part, if the weights are sharded."""
+        """Module with this rank's part, if the weights are sharded."""
         if sharding:
             unread = UnreadModel(start)
             self._model = unread.model.requires_grad_(False)
@@ -62,8 +62,8 @@ class Reference:
     def follow(self, policy: Any, steps_done: int) -> None:
         """After every `sync_every`-th step of the run: reference ← mix · policy + (1 - mix) · reference.
 
-        Steps count from the run's start, also after a restart. The source is TR-DPO (arXiv 2404.09656): mix
-        < 1 is its soft update, 1 its hard update. TRL calls it sync_ref_model.
+        Steps count from the run's start, also after a restart. The source is TR-DPO (arXiv 2404.09656): mix <
+        1 is its soft update, 1 its hard update. TRL calls it sync_ref_model.
         """
         if self._synchronised is None or steps_done % self._synchronised.sync_every:
             return
@@ -72,5 +72,6 @@ class Reference:
             own.mul_(1.0 - mix).add_(new, alpha=mix)
 
     def followed(self) -> dict[str, Tensor]:
-        """The weights of a synchronised reference, by name. A frozen one has none that a checkpoint needs."""
+        """Return the weights of a synchronised reference, by name. Empty for a frozen one, which is not
+        saved."""
         return {} if self._synchronised is None else dict(self._model.named_parameters())

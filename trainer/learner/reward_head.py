@@ -1,8 +1,8 @@
-"""The reward head says what a response is worth, from the last hidden state of its last token.
+"""The reward head scores a response, from the last hidden state of its last token.
 
-A version is a checkpoint that `transformers` loads as a model that classifies sequences by one label, and as
-the causal language model too: the file of the weights has those of both. The head stands in a file of its own
-beside them, as the trainer has it.
+A version is a checkpoint that `transformers` loads as a sequence classification model with one label, and
+also as the causal language model: the file of weights contains both. The trainer also keeps the head in a
+separate file next to them.
 """
 
 from typing import Any, ClassVar
@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trinity_db.arrays import Payload
+from trinity_db.arrays.codec import Payload
 from trinity_db.errors import ConfigError
 from trinity_db.trainer.learner.value_head import ValueHead
 
-WEIGHT = "score.weight"  # in a model that classifies sequences
+WEIGHT = "score.weight"  # name in a sequence classification model
 
 
 class RewardHead(ValueHead):
-    """r = w·h of hidden states [N, H]. w starts at 0. Pairs compare rewards, so that there is no b."""
+    """r = w·h of hidden states [N, H]. w starts at 0. Pairs only compare rewards, so that no b is needed."""
 
     file: ClassVar[str] = "reward_head.safetensors"
 
@@ -28,15 +28,15 @@ class RewardHead(ValueHead):
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """Its weight by its name in a model that classifies sequences."""
+        """Its weight under its name in a sequence classification model."""
         return {WEIGHT: self.state_dict()["weight"]}
 
 
 def classifier_of(model: Any) -> str:
-    """The name of the class that classifies sequences with the weights of a causal language model.
+    """Return the name of the sequence classification class for the weights of a causal language model.
 
     Raises:
-        ConfigError: transformers has none that consists of this model and one matrix.
+        ConfigError: if transformers has no class that consists of this model and one matrix.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as KNOWN
 
@@ -47,21 +47,22 @@ def classifier_of(model: Any) -> str:
         if names - model.state_dict().keys() == {WEIGHT}:
             return str(found.__name__)
     raise ConfigError(
-        f"transformers has no class by which {type(model).__name__} says rewards; start the reward model "
+        f"transformers has no sequence classification for {type(model).__name__}; start the reward model "
         "from a causal language model of another family."
     )
 
 
 def ended(payload: Payload, pad: int | None) -> Payload:
-    """A row whose only trained token stands behind its last one, where the head reads the hidden state.
+    """Return a row whose only trained token is after its last one, where the head reads the hidden state.
 
-    transformers takes the last token that is no padding. So does this function, if a row ends in such tokens.
+    transformers uses the last token that is not padding. So does this function, if a row ends in padding
+    tokens.
 
     Args:
-        pad: the token of padding in the model's configuration.
+        pad: Padding token in the model's configuration.
     """
     tokens = payload.token_ids
     if pad is not None and (kept := np.flatnonzero(tokens != pad)).size:
         tokens = tokens[: kept[-1] + 1]
-    behind = np.append(tokens, np.int32(0))  # which token it is has no effect
+    behind = np.append(tokens, np.int32(0))  # the choice of token has no effect
     return Payload(behind, np.arange(len(behind)) == len(tokens))

@@ -1,6 +1,6 @@
-"""The loss that balances the load of experts, beside that of the algorithm (`trinity_db/models/router.py`).
+"""The loss that balances the load of experts, added to that of the algorithm (`trinity_db/models/router.py`).
 
-Each update has a pass without gradient first, in which the learner counts how often each expert is chosen.
+Each update starts with a pass without gradient, in which the learner counts how often each expert is chosen.
 Then each micro-batch adds its share.
 """
 
@@ -21,25 +21,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RouterLoss:
-    """What the loss is weighed with, and how many experts a layer chooses for a token."""
+    """Coefficient of the loss, and the number of experts that a layer chooses for a token."""
 
     coefficient: float
     chosen: int
 
     def added(self, shares: Shares, load: Tensor, counts: Tensor) -> Shares:
-        """A micro-batch's shares, with that of this loss in them: weighed in `loss`, and as `aux_loss`."""
+        """Return a micro-batch's shares with this loss: weighted in `loss`, and unweighted as `aux_loss`."""
         share = balance(counts.to(load.dtype), load[1], self.chosen)
         return {**shares, "loss": shares["loss"] + self.coefficient * share, "aux_loss": share.detach()}
 
 
 def router_loss_of(model: Any, config: TrainerConfig, root: Root | None) -> RouterLoss | None:
-    """The loss of a model's routers. None without one.
+    """Return the loss of a model's routers, or None.
 
     Args:
-        root: the module that holds this rank's part of the weights, if they are sharded.
+        root: Module with this rank's part of the weights, if they are sharded.
 
     Raises:
-        ConfigError: `trainer.router_aux_loss_coef` asks for it, and the model has no such loss.
+        ConfigError: if `trainer.router_aux_loss_coef` is set, but the model has no such loss.
     """
     asked = config.router_aux_loss_coef
     coefficient = coefficient_of(model.config) if asked is None else asked
@@ -49,7 +49,7 @@ def router_loss_of(model: Any, config: TrainerConfig, root: Root | None) -> Rout
     if chosen is None and asked is not None:
         raise ConfigError(
             f"trainer.router_aux_loss_coef: transformers computes no such loss for {type(model).__name__}; "
-            "leave it out."
+            "remove it."
         )
     if chosen is None:
         logger.warning("%s: router_aux_loss_coef of its config.json has no effect", type(model).__name__)

@@ -1,4 +1,4 @@
-"""Adds up the shares that an algorithm computes of each micro-batch, over all ranks."""
+"""Sums the shares that an algorithm computes for each micro-batch, over all ranks."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from trinity_db.trainer.distribution.ranks import Ranks
 
 
 def combined(parts: Sequence[Shares], ranks: Ranks) -> dict[str, float]:
-    """The metrics of all micro-batches of all ranks. All ranks call it together.
+    """Return the metrics of all micro-batches of all ranks. All ranks call it together.
 
     A metric whose name ends in /min or /max is their minimum or maximum. Any other is their sum.
 
     Args:
-        parts: the shares of this rank's micro-batches.
+        parts: Shares of this rank's micro-batches.
     """
     everywhere = [part for rank in ranks.gather(_as_floats(parts)) for part in rank]
     if not everywhere:  # no row of the batch trains

@@ -1,4 +1,4 @@
-"""What the starting model says of rows, computed by all ranks (`reference: precomputed`)."""
+"""Log-probabilities of rows under the starting model, computed by all ranks (`reference: precomputed`)."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trinity_db.arrays import Payload
+from trinity_db.arrays.codec import Payload
 from trinity_db.models import default_device
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.distribution.ranks import Ranks
@@ -19,8 +19,8 @@ class StartingScores:
     """The starting model on this rank: all of it, or a part of it (`trainer.sharding`).
 
     Args:
-        folder: of the starting model.
-        should_stop: called between two micro-batches. Only the first rank's answer counts.
+        folder: Folder of the starting model.
+        should_stop: Called between two micro-batches. Only the first rank's result matters.
     """
 
     def __init__(
@@ -28,18 +28,18 @@ class StartingScores:
     ) -> None:
         device = ranks.device or default_device()
         sharding = sharding_of(config, ranks, device)
-        # Payloads have the temperature at which they were sampled.
+        # Payloads have their sampling temperatures.
         self._reference = Reference(folder, config, temperature=1.0, device=device, sharding=sharding)
         self.ranks = ranks
         self._should_stop = should_stop
 
     def of(self, payloads: Sequence[Payload]) -> list[tuple[int, NDArray[np.float32]]]:
-        """Each payload's index, and the log-probabilities [k] of its trained tokens, in nats.
+        """Return each payload's index, and the log-probabilities [k] of its trained tokens, in nats.
 
         The ranks share the rows, and call this together. The first token of a sequence has none.
 
         Raises:
-            Abandoned: the first rank is to stop.
+            Abandoned: if the first rank should stop.
         """
         places = [place for place, payload in enumerate(payloads) if payload.num_predicted]
         rows = [payloads[place] for place in places]

@@ -1,8 +1,8 @@
-"""Several updates by one batch: the rows that each learns from, what undoes them, and what they measure.
+"""Several updates on one batch: the rows of each, undoing them, and their metrics.
 
-A step of the run is one drawn batch, however often the optimizer changes the weights by it. The columns that
-rows are compared by, such as advantages and the policy at the start of the step, are computed before the
-first update, and stay as they are.
+A step of the run is one drawn batch, regardless of the number of updates. The columns that rows are compared
+by, such as advantages and the policy at the start of the step, are computed before the first update, and then
+fixed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,24 +18,24 @@ from trinity_db.trainer.algorithms.interface import Columns
 from trinity_db.trainer.config import TrainerConfig
 
 AT_THE_START = "sampling/"
-"""How the names begin of metrics that compare the policy at the start of a step with the one that sampled."""
+"""Prefix of metrics that compare the policy at the start of a step with the policy that sampled."""
 OF_EACH_UPDATE = ("approx_kl", "clip_ratio")
-"""Metrics that are also given for each update, because they grow from the first to the last."""
+"""Metrics also reported for each update, because they grow from the first to the last."""
 
 
 def rows_of_updates(
     rows: Columns, trained: Sequence[int], width: int, config: TrainerConfig, step: int
 ) -> list[list[int]]:
-    """The rows of each update of a step, in order.
+    """Return the rows of each update of a step, in order.
 
     Each pass over the batch divides its items into `minibatches` parts of about the same number. Their order
-    depends on the numbers of step and pass alone. So every rank, and a step that is made again, divides them
-    alike. Imported rows beside those of rollout groups are divided by themselves, so that each part has its
-    share of both. A part without an item is no update.
+    depends only on the numbers of step and pass, so that every rank, and a repeated step, divides them alike.
+    Imported rows in a batch of rollout groups are divided separately, so that each part has its share of
+    both. A part without items is skipped.
 
     Args:
-        trained: the rows that are trained on. Each `width` neighbours are an item, and stay together.
-        step: steps done so far.
+        trained: Rows to train on. Each `width` consecutive rows are an item, and stay together.
+        step: Steps done so far.
     """
     if config.minibatches == 1 or not trained:
         return [list(trained)] * config.updates_per_batch
@@ -54,10 +54,10 @@ def rows_of_updates(
 
 
 class Undo:
-    """Copies the weights and the optimizer's state, so that a step that breaks off leaves no trace.
+    """Copies the weights and the optimizer's state, so that a failed step can be undone.
 
-    Each rank copies its own part into main memory: with AdamW 12 bytes for each trained parameter in float32.
-    A step with one update needs no copy, because it can break off only before its update.
+    Each rank copies its own part into main memory: with AdamW 12 bytes per trained parameter in float32. A
+    step with one update needs no copy, because it can fail only before its update.
     """
 
     def __init__(self, parameters: Iterable[Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -74,7 +74,7 @@ class Undo:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Make weights and state what they were, to the bit."""
+        """Restore weights and state exactly."""
         for parameter, weights in self._weights:
             _local(parameter).copy_(weights)
         for states, before in self._states:
@@ -88,10 +88,10 @@ class Undo:
 
 
 def metrics_of(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The metrics of a step from those of its updates.
+    """Return the metrics of a step from those of its updates.
 
-    They are means over the updates. Those about the start of the step are the first update's, /min and /max
-    are the minimum and the maximum. With several updates, some are also given for each.
+    Most are means over the updates. Metrics about the start of the step are the first update's; /min and /max
+    are the minimum and the maximum. With several updates, some are also reported for each.
     """
     if len(updates) == 1:
         return updates[0]
@@ -135,5 +135,5 @@ def _copy(value: Any) -> Any:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor, or the tensor itself. Writing into it writes into the tensor."""
+    """Return this rank's part of a sharded tensor, or the tensor itself. Both are views of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

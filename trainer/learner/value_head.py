@@ -1,6 +1,6 @@
 """The value head predicts the reward of a response from the policy's last hidden state.
 
-In a checkpoint it is a file beside the model's files. transformers ignores that file.
+In a checkpoint it is a file next to the model's files. transformers ignores that file.
 """
 
 from pathlib import Path
@@ -16,13 +16,13 @@ FILE = "value_head.safetensors"
 class ValueHead(torch.nn.Linear):
     """V = w·h + b of hidden states [N, H], in units of reward. w and b start at 0.
 
-    The first code of RLHF (arXiv 1909.08593) starts at 0 too; verl starts at small random numbers. Zeros
-    need no seed. The first step's advantages then contain no noise from the head. Its value loss changes
-    the head alone, because the gradient reaches the model through w.
+    RLHF's original code (arXiv 1909.08593) starts at 0 too; verl starts at small random numbers. Zeros need
+    no seed. The first step's advantages then contain no noise from the head. Its value loss only changes the
+    head, because the gradient reaches the model through w.
     """
 
     file: ClassVar[str] = FILE
-    """Where a checkpoint has it."""
+    """File name in a checkpoint."""
 
     def __init__(self, hidden_size: int, bias: bool = True) -> None:
         super().__init__(hidden_size, 1, bias)
@@ -42,7 +42,7 @@ Head = TypeVar("Head", bound=ValueHead)
 
 
 def load_head(kind: type[Head], folder: Path, model: Any) -> Head:
-    """Load the head beside a model onto the model's device. Without a file, make a new one."""
+    """Load the head in a model's folder onto the model's device. Without a file, create a new one."""
     head = kind(model.config.get_text_config().hidden_size)
     if (folder / head.file).is_file():
         head.load_state_dict(load_file(folder / head.file))

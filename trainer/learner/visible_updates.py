@@ -1,7 +1,7 @@
-"""Measures how much of an update the weights in a version's file show, and how much noise rounding adds.
+"""Measures the share of an update visible in a version's file, and the noise that rounding adds.
 
-The trainer's weights w are in float32, and a version may have round(w) in 16 bits (`models/rounding.py`).
-The measure compares both on a fixed sample of the weights that training changes and that a version rounds:
+The trainer's weights w are in float32, and a version may contain round(w) in 16 bits (`models/rounding.py`).
+The measure compares both on a fixed sample of the weights that training changes and a version rounds:
 
     visible = <round(w) - round(v), w - v> / |w - v|²     v: the weights of an earlier version
 
@@ -25,8 +25,8 @@ from trinity_db.trainer.learner.published_weights import first_element, local_pa
 SAMPLE = 1 << 20
 """Weights in the sample. They take 67 MB on the first rank: 4 bytes each for the start, and 4 + 2 bytes for
 each of the last ten versions."""
-SPAN = 1 << 12  # consecutive weights: enough that `round_to` takes 20 ms for all spans on one core
-CHUNK = 1 << 14  # weights at a time, the same as `rounding.CHUNKS`: too few for torch to start threads
+SPAN = 1 << 12  # consecutive weights: long enough that `round_to` takes 20 ms for all spans on one core
+CHUNK = 1 << 14  # weights at a time, equal to `rounding.CHUNKS`: too few for torch to start threads
 VERSIONS = 10
 
 VISIBLE = "publish/visible"
@@ -39,14 +39,14 @@ EXACT = {VISIBLE: 1.0, LAST_TEN: 1.0, NOISE: 0.0}
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive elements of a parameter, counted in the whole parameter."""
+    """Consecutive elements of a parameter, indexed in the whole parameter."""
 
     name: str
     start: int
     count: int
 
     def of(self, parameter: Tensor, first: int = 0) -> Tensor:
-        """The elements, from a parameter or from a part of it that begins at the element `first`."""
+        """Return the elements, from a parameter or from a part of it that starts at the element `first`."""
         low = self.start - first
         return parameter.detach().reshape(-1)[low : low + self.count]
 
@@ -63,10 +63,10 @@ class VisibleUpdates:
     """The sample of the weights in the starting version and in the last ten versions.
 
     Args:
-        weights: the parameters that training changes and that a version rounds, as they are in version 0. A
-            rank that has a part of each samples its part.
-        seeds: the name that `round_to` takes, by the name of a parameter.
-        are_frozen: whether `weights` stay as they are: training changes an adapter on them.
+        weights: Parameters that training changes and a version rounds, with their values in version 0. A rank
+            that has a part of each samples its part.
+        seeds: The name for `round_to`, by the name of a parameter.
+        are_frozen: Whether `weights` are constant, because training changes an adapter on them.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class VisibleUpdates:
         exact = _on_cpu([span.of(parts[span.name][1], parts[span.name][0]) for span in self._spans])
         self._start: _Version | None = _Version(exact, exact)  # version 0 is the starting model's file
         self._versions = deque([self._start], maxlen=VERSIONS)
-        """The last versions, the oldest first."""
+        """The last versions, oldest first."""
 
     @property
     def has_start(self) -> bool:
@@ -94,13 +94,13 @@ class VisibleUpdates:
 
     @torch.no_grad()
     def measure(self, weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, float]:
-        """Return the metrics of a version, and remember its sample.
+        """Return the metrics of a version, and keep its sample.
 
-        A metric is absent if there is no earlier version to compare with, or if no weight has moved since.
+        A metric is absent without an earlier version to compare with, or if no weight has moved since.
 
         Args:
-            weights: whole parameters by name, not rounded.
-            dtype: number format of the version.
+            weights: Whole parameters by name, not rounded.
+            dtype: Number format of the version.
         """
         exact = _on_cpu([span.of(weights[span.name]) for span in self._spans])
         now = _Version(exact, self._rounded(exact, dtype))
@@ -117,7 +117,8 @@ class VisibleUpdates:
         return metrics
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The sample of the starting version. None if a restarted trainer has the starting weights anyway."""
+        """Return the sample of the starting version; None if a restarted trainer has the starting weights
+        anyway."""
         if self._are_frozen or self._start is None:
             return None
         return {
@@ -127,9 +128,10 @@ class VisibleUpdates:
         }
 
     def resume(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from a `state_dict`. Without a state of the same sample, the next version is the start.
+        """Continue from a `state_dict`. Without a state of the same sample, the next version becomes the
+        start.
 
-        The last versions are not in the state: `LAST_TEN` and `CHANGED` begin with the next version.
+        The last versions are not in the state: `LAST_TEN` and `CHANGED` start with the next version.
         """
         self._versions.clear()
         if self._are_frozen:
@@ -150,17 +152,17 @@ class VisibleUpdates:
 
 
 def shown_in_log(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a version that a line of the log shows. Empty if rounding changed no weight."""
+    """Return the metrics of a version for its log line. Empty if rounding changed no weight."""
     return {name: metrics[name] for name in (VISIBLE, LAST_TEN) if metrics.get(NOISE) and name in metrics}
 
 
 def spans(parts: Mapping[str, tuple[int, int]]) -> list[Span]:
-    """Choose at most SAMPLE elements by the names and sizes of parameters alone.
+    """Choose at most SAMPLE elements, depending only on the names and sizes of parameters.
 
-    All elements if these are not more, else spans whose first elements are evenly spaced over all parameters.
+    If there are more elements, take spans whose first elements are evenly spaced over all parameters.
 
     Args:
-        parts: first element and number of elements of each parameter's part, by name.
+        parts: First element and number of elements of each parameter's part, by name.
     """
     total = sum(count for _, count in parts.values())
     if total <= SAMPLE:
@@ -179,7 +181,7 @@ def spans(parts: Mapping[str, tuple[int, int]]) -> list[Span]:
 
 
 def _visible_share(before: _Version, now: _Version) -> float | None:
-    """Share of the update since an earlier version that the published weights show. None: nothing moved."""
+    """Share of the update since an earlier version that the published weights show. None if nothing moved."""
     square = product = 0.0
     for exact, published, exact_before, published_before in _chunks(
         now.exact, now.published, before.exact, before.published
@@ -197,7 +199,7 @@ def _changed_share(before: _Version, now: _Version) -> float:
 
 
 def _noise(version: _Version) -> float:
-    """Root mean square of what rounding changes, as a share of that of the weights."""
+    """Root mean square of the rounding error, relative to that of the weights."""
     error = size = 0.0
     for exact, published in _chunks(version.exact, version.published):
         difference = published.float() - exact
@@ -211,10 +213,10 @@ def _dot(one: Tensor, other: Tensor) -> float:
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same part of each tensor, part after part: see CHUNK."""
+    """Yield corresponding chunks of the tensors; see CHUNK."""
     return zip(*(torch.split(tensor, CHUNK) for tensor in tensors), strict=True)
 
 
 def _on_cpu(parts: list[Tensor]) -> Tensor:
-    """One new tensor of all parts, in float32."""
+    """Concatenate all parts into a new tensor in float32."""
     return torch.cat(parts).to("cpu", torch.float32)

@@ -1,1 +1,1 @@
-"""Turns rows of the store into batches, and writes tokens and scores of adopted rows into the store."""
+"""Turns rows of the store into batches, and stores tokens and scores of adopted rows."""

@@ -1,16 +1,16 @@
-"""Reads rows from the store into the batches that the learner takes: arrays, columns and stored scores."""
+"""Reads rows from the store into the learner's batches: arrays, columns and stored scores."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from trinity_db.database import Transaction
+from trinity_db.postgres.connection import Transaction
 from trinity_db.store import attempts, batches, offline, scores
 from trinity_db.trainer.learner.gathered_columns import Batch
-from trinity_db.trainer.parts.columns import COLUMNS, Origin
+from trinity_db.trainer.recipes.parts.columns import COLUMNS, Origin
 
-HELD_OUT_ROWS = 512  # rows or pairs of an evaluation; its error is then a few percent
+HELD_OUT_ROWS = 512  # rows or pairs of an evaluation, for an error of a few percent
 
 
 def drawn_batch(
@@ -24,11 +24,11 @@ def drawn_batch(
     """Make a batch of drawn rows.
 
     Args:
-        rows: the expert rows come last. A column in which they have no number gets 0 there.
-        experts: the number of expert rows.
-        score_names: the stored scores that are read with the rows.
-        compares: the columns of `store.attempts` that are read too, for advantages that a step recomputes.
-        version: the policy version with the weights of before the step; None if there is none.
+        rows: Drawn rows, expert rows last. A numeric column that they lack is 0 there.
+        experts: Number of expert rows.
+        score_names: Stored scores to read with the rows.
+        compares: Columns of `store.attempts` to read too, for advantages that a step recomputes.
+        version: Policy version with the weights before the step, or None.
     """
     live = len(rows) - experts
     columns: dict[str, list[Any]] = {
@@ -50,7 +50,7 @@ def drawn_batch(
 def held_out_batch(
     tx: Transaction, rows: Sequence[offline.HeldOut], score_names: Iterable[scores.Name]
 ) -> Batch:
-    """Make a batch of held-out rows. Pairs come as chosen, rejected, chosen, rejected, ..."""
+    """Make a batch of held-out rows. Pairs are in the order chosen, rejected, chosen, rejected, ..."""
     rewards = [row.reward for row in rows]
     known = {} if None in rewards else {"rewards": np.array(rewards)}
     return Batch([row.payload for row in rows], known, _stored_scores(tx, rows, score_names))

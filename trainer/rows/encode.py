@@ -1,8 +1,8 @@
-"""Gives adopted rows their tokens, once, before the first draw.
+"""Tokenises adopted rows, once, before the first draw.
 
-They follow from the text, or are those of an imported trace or of the other run. A row that the model cannot
-take is dropped with the reason, and so are the pairs that contain it. Each chunk is committed. After a crash
-the next start continues with the remaining rows.
+Tokens are computed from the text, or copied from an imported trace or the other run. A row that the model
+cannot process is dropped with the reason, and so are the pairs that contain it. Each chunk is committed.
+After a crash the next start continues with the remaining rows.
 """
 
 import logging
@@ -12,10 +12,10 @@ from itertools import takewhile
 
 import numpy as np
 
-from trinity_db.arrays import NO_VERSION, Payload
-from trinity_db.database import Database
-from trinity_db.prompts import ChatRenderer, PromptTooLong, UntokenizableText
-from trinity_db.replies import EmptyResponse, Replies
+from trinity_db.arrays.codec import NO_VERSION, Payload
+from trinity_db.models.chat.prompts import ChatRenderer, PromptTooLong, UntokenizableText
+from trinity_db.models.chat.replies import EmptyResponse, Replies
+from trinity_db.postgres.connection import Database
 from trinity_db.store import offline, payloads, workers
 
 logger = logging.getLogger(__name__)
@@ -33,16 +33,16 @@ def encode_adopted(
     should_stop: Callable[[], bool],
     keeps_temperature: bool = False,
 ) -> None:
-    """Give tokens to every adopted row that has none yet.
+    """Tokenise every adopted row without tokens.
 
     Args:
-        vocabulary: how many tokens the model knows.
-        max_length: prompt and response together are cut to so many tokens.
-        should_stop: called between two rows. If it returns True, the next start does the rest.
-        keeps_temperature: whether tokens keep the temperature of the run that sampled them.
+        vocabulary: Number of tokens of the model.
+        max_length: Maximum tokens of prompt and response together; longer rows are truncated.
+        should_stop: Called between two rows. If it returns True, the next start processes the rest.
+        keeps_temperature: Whether tokens keep the temperature of the run that sampled them.
 
     Raises:
-        LeaseLost: another trainer has this one's place, and tokenises the rest.
+        LeaseLost: if another trainer has taken over, and tokenises the rest.
     """
     with database.transaction() as tx:
         total = offline.count_unencoded(tx, run_id)
@@ -74,9 +74,9 @@ def encode_adopted(
         logger.info("tokenised %d of %d rows", done, total)
     if plain:
         logger.warning(
-            "%d imported rows have a plain prompt and stay plain text, and the model has a chat template, by "
-            "which it reads the plain prompts of tasks; import messages if the model is to answer in a "
-            "conversation, or set model.prompt_template for both",
+            "%d imported rows with a plain prompt are trained as plain text, but the model has a chat "
+            "template, which it applies to plain prompts of tasks; import messages if the model should "
+            "answer in conversations, or set model.prompt_template for both",
             plain,
         )
     if dropped:
@@ -84,7 +84,7 @@ def encode_adopted(
 
 
 def is_plain(text: offline.Text, renderer: ChatRenderer) -> bool:
-    """Whether a row is trained on as plain text, where a task with its prompt would be a conversation."""
+    """Whether a row is trained as plain text although a task with its prompt would be a conversation."""
     task = text.task
     is_text = text.traced is None and bool(task.get("prompt")) and not task.get("messages")
     return is_text and bool(renderer.messages(task))
@@ -115,10 +115,10 @@ def _encode(
 
 
 def _tempered(payload: Payload, temperature: float | None) -> Payload:
-    """A payload that says at which temperature each token was sampled, where its run alone said it.
+    """Record the sampling temperature of each token, if only its run specified it.
 
     Args:
-        temperature: of the run; None if it is not known.
+        temperature: Temperature of the run; None if unknown.
     """
     if payload.logprobs is None or payload.temperatures is not None or temperature in (None, 1.0):
         return payload
@@ -126,17 +126,18 @@ def _tempered(payload: Payload, temperature: float | None) -> Payload:
 
 
 def _taken_over(payload: Payload, vocabulary: int, max_length: int) -> Payload:
-    """The tokens of a trace or of another run, as far as they fit, with their log-probabilities.
+    """Return the tokens of a trace or of another run, truncated, with their log-probabilities.
 
-    Its versions count in another run: as numbers of this one they would say that its policy sampled them.
+    Its versions are dropped: they are versions of another run, and would be mistaken for versions of this
+    one.
 
     Raises:
-        PromptTooLong: no trained token is left.
-        UntokenizableText: the model has no such token.
+        PromptTooLong: if no trained token is left.
+        UntokenizableText: if the model has no such token.
     """
     if (highest := int(payload.token_ids.max())) >= vocabulary:
         raise UntokenizableText(
-            f"The row has token {highest}, and the model has {vocabulary}: it is of another model."
+            f"The row has token {highest}, and the model has {vocabulary}: it comes from another model."
         )
     mask = payload.action_mask[:max_length]
     trained = int(np.count_nonzero(mask))

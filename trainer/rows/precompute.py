@@ -17,7 +17,7 @@ from trinity_db.trainer.learner.starting_scores import StartingScores
 
 logger = logging.getLogger(__name__)
 
-CHUNK_ROWS = 256  # rows of a transaction; a crash loses the work on at most so many
+CHUNK_ROWS = 256  # rows per transaction; a crash loses at most this much work
 
 
 def score_adopted(
@@ -29,13 +29,13 @@ def score_adopted(
     """Store the starting model's log-probabilities of every adopted row that has tokens and no scores yet.
 
     Args:
-        load: loads the starting model from its folder, on all ranks.
-        should_stop: called between two chunks of rows. If it returns True, the next start does the rest.
+        load: Loads the starting model from its folder, on all ranks.
+        should_stop: Called between two chunks of rows. If it returns True, the next start processes the rest.
 
     Raises:
-        ConfigError: rows remain to be scored, and the starting model has changed or is gone.
-        LeaseLost: another trainer has this one's place, and scores the rest.
-        TrinityError: the model or a row does not fit into memory.
+        ConfigError: if rows remain to be scored, and the starting model has changed or is gone.
+        LeaseLost: if another trainer has taken over, and scores the rest.
+        TrinityError: if the model or a row does not fit into memory.
     """
     database, run = files.database, files.run
     model = scores.Model("reference", starting_model.first_digest(database, run))
@@ -47,8 +47,8 @@ def score_adopted(
     while done < total and not should_stop():
         with database.transaction() as tx:
             ids = scores.unscored(tx, run.id, model, after, CHUNK_ROWS)
-        found = payloads.read(database, ids)
-        rows = [found[experience_id] for experience_id in ids]
+        payload_of = payloads.read(database, ids)
+        rows = [payload_of[experience_id] for experience_id in ids]
         try:
             with rows_have_to_fit(config, rows, ranks=starting.ranks.size, keys=("sharding", "offload")):
                 scored = starting.of(rows)
@@ -56,6 +56,8 @@ def score_adopted(
             return
         with database.transaction() as tx:
             workers.hold_place(tx, files.worker_id)
-            scores.write(tx, [scores.scored(ids[place], model, rows[place], one) for place, one in scored])
+            scores.write(
+                tx, [scores.scored(ids[index], model, rows[index], logprobs) for index, logprobs in scored]
+            )
         after, done = ids[-1], done + len(ids)
         logger.info("the starting model scored %d of %d rows", done, total)

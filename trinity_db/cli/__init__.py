@@ -1,8 +1,9 @@
-"""The command line: one module a command, registered here.
+"""The command line: one module per command, registered here.
 
-A command parses, then imports what it needs, so that `--help` answers at once. Results go to stdout, logs to
-stderr. A TrinityError is one line and exit code 1, a wrong option exit code 2, Ctrl-C 130; anything else is
-a bug and keeps its traceback. A role tells its supervisor by another code that it would end again.
+A command parses its arguments before it imports what it needs, so that `--help` is fast. Results go to
+stdout, logs to stderr. A TrinityError is printed in one line, with exit code 1; a wrong option exits with 2,
+Ctrl-C with 130. Any other exception is a bug and shows its traceback. A role that would fail again exits with
+another code, so that its supervisor does not restart it.
 """
 
 import logging
@@ -12,8 +13,9 @@ from typing import Annotated
 
 import typer
 
-from trinity_db import __version__, cores
-from trinity_db.errors import DiskFull, TrinityError, WrongSelect
+from trinity_db import __version__
+from trinity_db.errors import DiskFull, MissingExtra, TrinityError, WrongSelect
+from trinity_db.worker import cores
 
 from . import (
     batches,
@@ -43,14 +45,16 @@ from . import (
     status,
     stop,
     transfer,
+    trying,
 )
 
-# Plain help: rich would take two thirds of the time in which --help has to answer.
+# Plain help: importing rich would take two thirds of the time that --help may take.
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 app.command("demo")(demo.demo)
 app.command("run")(roles.run)
 app.command("explore")(roles.explore)
+app.command("try")(trying.try_)
 app.command("serve")(serve.serve)
 app.command("process")(roles.process)
 app.command("train")(roles.train)
@@ -82,12 +86,21 @@ app.add_typer(db.app, name="db")
 app.add_typer(engine.app, name="engine")
 
 
+EXTRA_OF = {"lancedb": "lance", "pyarrow": "lance"}
+"""The extra that installs a package, for packages that modules of several commands import."""
+
+
 def main() -> None:
-    """Run the command that was given, and end the process with its exit code."""
+    """Run the given command, and end the process with its exit code."""
     cores.wait_passively()
     try:
         try:
             app(prog_name="trinity-db")
+        except ModuleNotFoundError as error:
+            package = (error.name or "").split(".")[0]
+            if package not in EXTRA_OF:
+                raise
+            raise MissingExtra(EXTRA_OF[package], package) from error
         finally:
             sys.stdout.flush()
     except TrinityError as error:
@@ -96,14 +109,14 @@ def main() -> None:
             _give_up(line)
         sys.exit(line)
     except BrokenPipeError:
-        # The reader of our output is gone. Python would complain when it flushes stdout once more.
+        # The reader of the output is gone. Python would complain when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
 def _give_up(line: str) -> None:
-    """End a role that has a supervisor so that it is not started again."""
-    from trinity_db.service import GIVES_UP, is_supervised
+    """End a supervised role with the exit code that prevents a restart."""
+    from trinity_db.worker.service import GIVES_UP, is_supervised
 
     if is_supervised():
         print(line, file=sys.stderr)
@@ -123,7 +136,7 @@ def options(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Reinforcement fine-tuning with the experience database as the contract between all parts."""
+    """Reinforcement fine-tuning with an experience database as the contract between all parts."""
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",

@@ -1,4 +1,4 @@
-"""`trinity-db batches`: the newest batches of a run, a line each."""
+"""`trinity-db batches`: the newest batches of a run, one per line."""
 
 import sys
 from contextlib import closing
@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from trinity_db.cli import output
-from trinity_db.inspection.words import cell
+from trinity_db.insight.words import cell
 
 COLUMNS = (
     *("id", "step", "state", "setting", "sampler", "version", "included", "rows"),
     *("reward", "staleness", "max", "loss", "drawn", "committed"),
 )
-"""What the table calls the query's columns, in their order."""
+"""Column headings, in the order of the query's columns."""
 NUMBERS = {*COLUMNS} - {"state", "sampler", "drawn", "committed"}
 EXPENDABLE = ("setting", "drawn", "sampler", "state", "max", "included")
 """Columns that a narrow terminal leaves out. The last column shows the state of uncommitted batches."""
@@ -22,20 +22,20 @@ EXPENDABLE = ("setting", "drawn", "sampler", "state", "max", "included")
 
 def batches(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
-    last: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, counted from the newest.")] = 20,
+    last: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of batches, newest first.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the newest batches of a run.
 
-    Each line has step and state, the row of run_setting with its configuration, the policy version at the
-    draw and the first one that includes the batch, mean reward, staleness and loss. `trinity-db replay`
-    writes one batch in full. A narrow terminal shows fewer columns.
+    Each line shows the step and state, the row of run_setting with its configuration, the policy version
+    at the draw and the first version that includes the batch, mean reward, staleness and loss.
+    `trinity-db replay` writes one batch in full. A narrow terminal shows fewer columns.
 
     Example:
 
         trinity-db batches my-run --last 5
     """
-    from trinity_db.opening import open_reader
+    from trinity_db.postgres.opening import open_reader
     from trinity_db.schema.queries import query
     from trinity_db.store import runs
 
@@ -49,7 +49,7 @@ def batches(
         rows = [_row(batch) for batch in found]
         console.print(output.fitted(COLUMNS, rows, console.width, EXPENDABLE, NUMBERS))
     else:
-        print(f"Run '{run}' has drawn no batch yet.")
+        print(f"Run '{run}' has not drawn a batch yet.")
 
 
 def _row(batch: dict[str, Any]) -> list[str]:

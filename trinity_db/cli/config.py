@@ -1,4 +1,4 @@
-"""`trinity-db config`: begin, explain, show, check and complete configurations."""
+"""`trinity-db config`: create, explain, show, check and complete configurations."""
 
 import json
 import sys
@@ -10,22 +10,22 @@ import typer
 
 from trinity_db.cli import output
 from trinity_db.cli.roles import Config, Overrides
-from trinity_db.inspection.words import printable, scalar
+from trinity_db.insight.words import printable, scalar
 
-app = typer.Typer(help="Begin, explain, show and check configurations.", no_args_is_help=True)
+app = typer.Typer(help="Create, explain, show and check configurations.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class What(StrEnum):
-    """What `config list` can list."""
+    """Lists of `config list`."""
 
     RECIPES = "recipes"
     PARTS = "parts"
 
 
 class Purpose(StrEnum):
-    """What a starting file is for."""
+    """Purposes of a starting file."""
 
     GRPO = "grpo"
     DPO = "dpo"
@@ -33,7 +33,7 @@ class Purpose(StrEnum):
 
 
 def _keys(incomplete: str) -> list[str]:
-    """The keys that the shell offers to complete a beginning with."""
+    """Keys that the shell offers as completions."""
     from trinity_db.cli.explained import names
 
     return [name for name in names() if name.startswith(incomplete)]
@@ -47,38 +47,39 @@ def new(
     ],
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; without it, stdout.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="New file. Default: stdout.")
     ] = None,
 ) -> None:
-    """Write a starting file in which each key is explained.
+    """Write a starting configuration in which each key is explained.
 
-    The file is complete: it says what to import first, and then it runs. A file that exists is not touched.
+    The file is complete: it lists what to import first, and then it runs. An existing file is not
+    overwritten.
 
     Example:
 
         trinity-db config new --for grpo --output first-run.yaml
     """
-    from trinity_db import starting
+    from trinity_db.run import starting_file
 
-    text = starting.text(purpose.value, f"my-{purpose.value}" if name is None else name)
+    text = starting_file.text(purpose.value, f"my-{purpose.value}" if name is None else name)
     if out is None:
         print(text, end="")
     else:
-        starting.write(text, out)
+        starting_file.write(text, out)
 
 
 @app.command()
 def explain(
     key: Annotated[
         str | None,
-        typer.Argument(metavar="KEY", help="A key by its path, a recipe or a part.", autocompletion=_keys),
+        typer.Argument(metavar="KEY", help="Path of a key, or a recipe or part.", autocompletion=_keys),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a key means: text, type, default, sub-keys, and whether it may change during a run.
+    """Explain a key: text, type, default, sub-keys, and whether it may change during a run.
 
-    KEY is a path, as trainer.reference, or the name of a recipe or part, as grpo or ppo_clip. A name that
-    stands in several sections is explained for each. Without KEY: the keys at the top.
+    KEY is a path such as trainer.reference, or the name of a recipe or part, such as grpo or ppo_clip. A name
+    that occurs in several sections is explained for each. Without KEY: the top-level keys.
 
     Example:
 
@@ -97,11 +98,11 @@ def explain(
 @app.command("list")
 def list_(
     what: Annotated[
-        What | None, typer.Argument(metavar="[recipes|parts]", help="Which list; without it, both.")
+        What | None, typer.Argument(metavar="[recipes|parts]", help="Which list. Default: both.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List recipes with the parts that they choose, and parts with their options.
+    """List recipes with their parts, and parts with their options.
 
     Example:
 
@@ -130,19 +131,19 @@ def show(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what each key resolves to, and where the value comes from.
+    """Print the value of each key, and where it comes from.
 
-    From the file, from --set, from the recipe, or the default. Of a run: its stored configuration, with what
-    was changed and when.
+    A value comes from the file, from --set, from the recipe, or is the default. For a run: its stored
+    configuration, and what was changed when.
 
     Example:
 
         trinity-db config show configs/gsm8k/explore.yaml
         trinity-db config show gsm8k-explore
     """
-    from trinity_db.cli import origins
+    from trinity_db.run import value_origins
 
-    values = origins.of(config, overrides or ())
+    values = value_origins.of(config, overrides or ())
     if as_json:
         output.print_json({one.key: {"value": one.value, "from": one.origin} for one in values})
     else:
@@ -151,34 +152,34 @@ def show(
 
 @app.command()
 def check(config: Config, overrides: Overrides = None) -> None:
-    """Find what is wrong with a configuration, as run does before it starts.
+    """Check a configuration, as run does before it starts.
 
-    Looks at the keys, at the model's folder and at functions of your own. It opens no store: whether data
-    sets and tasks are imported is found when the run starts. One line on stderr for each mistake, and exit
-    code 1. Without a mistake it prints a sample question as the model reads it, with its special tokens and
-    the tokens that end a response.
+    Checks the keys, the model's folder and your functions. It opens no store: whether data sets and tasks are
+    imported is checked when the run starts. Prints one line on stderr for each mistake, with exit code 1.
+    Without mistakes it prints a sample question as the model reads it, with its special tokens and the tokens
+    that end a response.
 
     Example:
 
         trinity-db config check configs/gsm8k/explore.yaml
     """
-    from trinity_db.cli import checking
+    from trinity_db.run import checks, first_task
 
-    found = checking.mistakes(config, overrides or ())
+    found = checks.mistakes(config, overrides or ())
     for mistake in found:
         print(f"error: {config}: {' '.join(mistake.split())}", file=sys.stderr)
     if found:
         raise typer.Exit(1)
-    lines, warning = checking.sample_question(config, overrides or ())
+    lines, warning = first_task.of_file(config, overrides or ())
     print("\n".join(lines))
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"{config}: nothing is wrong")
+    print(f"{config}: no mistakes found")
 
 
 @app.command()
 def schema() -> None:
-    """Print a JSON schema of configurations, by which editors complete keys and mark mistakes.
+    """Print a JSON schema of configurations, for completion and checks in editors.
 
     In VS Code with the YAML extension, and in other editors with yaml-language-server, name it in the first
     line of a configuration: # yaml-language-server: $schema=trinity-db.schema.json
@@ -187,13 +188,13 @@ def schema() -> None:
 
         trinity-db config schema > trinity-db.schema.json
     """
-    from trinity_db.cli.json_schema import schema as made
+    from trinity_db.run.json_schema import schema as made
 
     print(json.dumps(made(), indent=2, ensure_ascii=False))
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
-    """Rows of the same keys as a table, lists in one cell."""
+    """Print rows with the same keys as a table, with lists in one cell."""
     table = output.table(*rows[0])
     for row in rows:
         table.add_row(*(printable(_cell(value)) for value in row.values()))

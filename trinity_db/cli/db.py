@@ -1,4 +1,4 @@
-"""`trinity-db db`: the store itself, embedded or the server that TRINITY_DB_URL names."""
+"""`trinity-db db`: the store itself, embedded or on the server that TRINITY_DB_URL names."""
 
 import os
 import sys
@@ -15,13 +15,14 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, che
 
 @app.command()
 def init() -> None:
-    """Create the store's schema; harmless when it is there.
+    """Create the store's schema. Does nothing if it exists.
 
     Example:
 
         trinity-db db init
     """
-    from trinity_db import opening, schema, upgrades
+    from trinity_db import schema
+    from trinity_db.postgres import opening, upgrades
 
     url = opening.location()
     if upgrades.schema_version(url) is None:
@@ -32,27 +33,28 @@ def init() -> None:
 
 @app.command()
 def upgrade() -> None:
-    """Bring the store's schema up to date. Roles that work on it wait, and go on by themselves.
+    """Upgrade the store's schema. Roles that use the store wait, and continue by themselves.
 
-    Each role finishes what it has in hand first, and starts again when the schema is the one that its code
-    needs. The upgrade waits for them and names them. Ctrl-C leaves the store as it is.
+    Each role finishes its current work, and restarts once the schema fits its code. The upgrade waits for the
+    roles and names them. Ctrl-C leaves the store unchanged.
 
     Example:
 
         trinity-db db upgrade
     """
-    from trinity_db import opening, schema, upgrades
-    from trinity_db.service import LEASE_SECONDS
+    from trinity_db import schema
+    from trinity_db.postgres import opening, upgrades
+    from trinity_db.worker.service import LEASE_SECONDS
 
     url = opening.location()
     found = upgrades.schema_version(url)
     opening.upgrade(url, lambda lock: upgrades.make_room(lock, url, LEASE_SECONDS, _name_workers))
-    print(f"The schema was {found or 'not there'} and is {schema.HEAD} now.")
+    print(f"The schema was {found or 'missing'} and is now {schema.HEAD}.")
 
 
 @app.command()
 def check() -> None:
-    """Say which server and schema there are, and whether they fit.
+    """Print the versions of server and schema, and check that they fit.
 
     The exit code is 1 if they do not.
 
@@ -60,9 +62,10 @@ def check() -> None:
 
         trinity-db db check
     """
-    from trinity_db import opening, schema, upgrades
-    from trinity_db.database import connect
-    from trinity_db.diagnosis.server import OLDEST_MAJOR
+    from trinity_db import schema
+    from trinity_db.insight.checks.server import OLDEST_MAJOR
+    from trinity_db.postgres import opening, upgrades
+    from trinity_db.postgres.connection import connect
 
     url = opening.location()
     with connect(url) as connection:
@@ -80,30 +83,31 @@ def check() -> None:
 @app.command()
 def url(
     as_reader: Annotated[
-        bool, typer.Option("--read", help="For a login that may only read; the embedded server has one.")
+        bool, typer.Option("--read", help="URL of a read-only login; the embedded server has one.")
     ] = False,
 ) -> None:
     """Print the store's URL, for psql and other clients.
 
-    The embedded server is started if need be. Where it hears a port (db start --port), the URL is that of the
-    port, with the password.
+    Starts the embedded server if it is not running. If the server listens on a port (db start --port), the
+    URL has that port and the password.
 
     Example:
 
         psql "$(trinity-db db url)"
     """
-    from trinity_db import embedded, opening, settings
-    from trinity_db.embedded.place import READER, SUPERUSER
+    from trinity_db.config import base
+    from trinity_db.postgres import embedded, opening
+    from trinity_db.postgres.embedded.home_paths import READER, SUPERUSER
 
     place = opening.location()
     if not os.environ.get("TRINITY_DB_URL"):
-        cluster = embedded.cluster(settings.home())
+        cluster = embedded.cluster(base.home())
         login = READER if as_reader else SUPERUSER
         place = cluster.tcp_url(login) or cluster.url(login=login)
     elif as_reader:
         place = os.environ.get("TRINITY_DB_READ_URL", "")
         if not place:
-            raise ConfigError("TRINITY_DB_READ_URL names no login that may only read.")
+            raise ConfigError("TRINITY_DB_READ_URL must name a read-only login.")
     print(place)
 
 
@@ -114,96 +118,100 @@ def start(
         typer.Option(
             min=0,
             max=65535,
-            help="Also listen on this TCP port of this machine, now and at later starts; 0: on none.",
+            help="Also listen on this TCP port of this machine, now and at later starts; 0: no port.",
         ),
     ] = None,
 ) -> None:
-    """Start the embedded server; harmless when it runs.
+    """Start the embedded server. Does nothing if it runs.
 
-    Clients that know TCP only, as JDBC tools, connect to the port, with the password that db url shows.
+    Clients that only support TCP, such as JDBC tools, connect to the port, with the password that db url
+    prints.
 
     Example:
 
         trinity-db db start --port 5433
     """
     _require_embedded("start")
-    from trinity_db import embedded, settings
+    from trinity_db.config import base
+    from trinity_db.postgres import embedded
 
-    cluster = embedded.cluster(settings.home())
+    cluster = embedded.cluster(base.home())
     if port is not None:
         cluster.listen(port or None)
-    embedded.ensure_running(settings.home())
+    embedded.ensure_running(base.home())
     heard = f", port {cluster.tcp_port}" if cluster.tcp_port else ""
-    print(f"The embedded server runs ({settings.home()}{heard}).")
+    print(f"The embedded server is running ({base.home()}{heard}).")
 
 
 @app.command()
 def stop(
-    yes: Annotated[bool, typer.Option("--yes", help="Stop even if workers are alive; do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, even if workers are alive.")] = False,
 ) -> None:
-    """Stop the embedded server; harmless when it does not run.
+    """Stop the embedded server. Does nothing if it is not running.
 
-    Workers that are alive are named first. They wait for the server, and go on when it is started again.
+    Names the workers that are alive and asks first. They wait for the server, and continue when it is started
+    again.
 
     Example:
 
         trinity-db db stop
     """
     _require_embedded("stop")
-    from trinity_db import embedded, settings
+    from trinity_db.config import base
+    from trinity_db.postgres import embedded
 
-    if not yes and embedded.running(settings.home()):
-        _ask_for(_living_workers(embedded.cluster(settings.home()).url()))
-    stopped = embedded.stop(settings.home())
-    print(f"The embedded server {'is stopped' if stopped else 'was not running'} ({settings.home()}).")
+    if not yes and embedded.running(base.home()):
+        _ask_for(_living_workers(embedded.cluster(base.home()).url()))
+    stopped = embedded.stop(base.home())
+    print(f"The embedded server {'has stopped' if stopped else 'was not running'} ({base.home()}).")
 
 
 @app.command()
 def backup(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")]) -> None:
-    """Write the whole store to a file, in the format of pg_dump. Roles may go on meanwhile.
+    """Write the whole store to a file, in the format of pg_dump. Roles may keep running.
 
-    Checkpoints and archived payloads are files of their own, and not in it.
+    Checkpoints and archived payloads are separate files, which the backup does not include.
 
     Example:
 
         trinity-db db backup monday.dump
     """
-    from trinity_db import backup as backups
-    from trinity_db import opening
+    from trinity_db.postgres import backup as backups
+    from trinity_db.postgres import opening
 
     backups.backup(opening.location(), file)
-    print(f"{file} holds the store ({file.stat().st_size:,} bytes).")
+    print(f"{file} contains the store ({file.stat().st_size:,} bytes).")
 
 
 @app.command()
-def restore(file: Annotated[Path, typer.Argument(metavar="FILE", help="What db backup wrote.")]) -> None:
-    """Bring a backup into an empty store: another folder, or another database.
+def restore(file: Annotated[Path, typer.Argument(metavar="FILE", help="File written by db backup.")]) -> None:
+    """Restore a backup into an empty store: another folder, or another database.
 
-    What is restored is another store than the one that was backed up: its trainers leave the checkpoints of
-    the original alone. Where it takes the original's place, run `trinity-db db moved` next.
+    The restored store is a different store instance: its trainers leave the original's checkpoints alone. If
+    it replaces the original, run `trinity-db db moved` next.
 
     Example:
 
         TRINITY_DB_HOME=restored trinity-db db restore monday.dump
     """
-    from trinity_db import backup as backups
-    from trinity_db import opening
+    from trinity_db.postgres import backup as backups
+    from trinity_db.postgres import opening
 
-    if not file.is_file():  # before this home gets a server for it, which a later restore would find
-        raise NotFound(f"{file}: there is no such file.")
+    if not file.is_file():  # before a server is created here, which a later restore would find
+        raise NotFound(f"{file}: no such file.")
     backups.restore(opening.location(), file)
     print(
-        f"{file} is restored. This is another store than the one that was backed up; where it takes its "
-        "place, run: trinity-db db moved"
+        f"{file} is restored. This is a different store than the one that was backed up; if it replaces "
+        "that one, run: trinity-db db moved"
     )
 
 
 @app.command()
 def roles(
-    only_print: Annotated[bool, typer.Option("--print", help="Print the statements, and run none.")] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Only print the statements.")] = False,
     login: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Also make a login; prints its address with a password."),
+        typer.Option(metavar="NAME", help="Also create a login; prints its URL with a password."),
     ] = None,
     role: Annotated[
         str | None,
@@ -212,9 +220,10 @@ def roles(
         ),
     ] = None,
 ) -> None:
-    """Make group roles for explorers, processors, trainers, labellers and readers, with the rights they need.
+    """Create group roles for explorers, processors, trainers, labellers and readers, with their rights.
 
-    Run it by the login that owns the tables, which must be allowed to make roles and keeps all its rights.
+    Run it as the login that owns the tables. This login must be allowed to create roles, and keeps all its
+    rights.
 
     Example:
 
@@ -222,32 +231,32 @@ def roles(
     """
     from contextlib import closing
 
-    from trinity_db import privileges
+    from trinity_db.postgres import logins
 
     if only_print:
-        print(privileges.roles_sql(), end="")
+        print(logins.roles_sql(), end="")
         return
-    if (login is None) != (role is None) or role not in (None, *privileges.ROLES):
-        raise ConfigError(f"--login NAME goes with --as and one of: {', '.join(privileges.ROLES)}.")
-    from trinity_db.database import connect
-    from trinity_db.opening import open_database
+    if (login is None) != (role is None) or role not in (None, *logins.ROLES):
+        raise ConfigError(f"--login NAME needs --as with one of: {', '.join(logins.ROLES)}.")
+    from trinity_db.postgres.connection import connect
+    from trinity_db.postgres.opening import open_database
 
     place = open_database().url
     with closing(connect(place, autocommit=True)) as connection:
-        privileges.open_to_roles(connection)
+        logins.open_to_roles(connection)
         if login and role:
-            print(privileges.new_login(connection, place, login, role))
+            print(logins.new_login(connection, place, login, role))
         else:
-            print(f"The roles are {', '.join(f'trinity_{name}' for name in privileges.ROLES)}.")
+            print(f"The roles are {', '.join(f'trinity_{name}' for name in logins.ROLES)}.")
 
 
 @app.command()
 def moved() -> None:
-    """Declare that this store was moved here on purpose, by a dump, a copy or an upgrade, and is no copy.
+    """Declare that this store was moved here with a dump, a copy or an upgrade, and is not a copy.
 
-    A store in another place than before counts as a copy: its trainers leave the original's checkpoints
-    alone and write to folders of their own. After this command it is the original, with its folders. Run it
-    before the roles start, and only where the original is not used any more.
+    A store that appears in another place counts as a copy: its trainers leave the original's checkpoints
+    alone and write to separate folders. After this command it counts as the original, with its folders. Run
+    it before the roles start, and only if the original is no longer used.
 
     Example:
 
@@ -255,25 +264,26 @@ def moved() -> None:
     """
     from contextlib import closing
 
-    from trinity_db.opening import open_database
+    from trinity_db.postgres.opening import open_database
     from trinity_db.store import instances
 
     with closing(open_database()) as database, database.transaction() as tx:
         changed = instances.declare_moved(tx)
     print(
-        "The store goes on here, with its folders."
+        "The store continues here, with its folders."
         if changed
-        else "The store is where it was; nothing to do."
+        else "The store has not moved; nothing to do."
     )
 
 
 def _living_workers(url: str) -> list[str]:
-    """Each worker that is alive, in words."""
+    """Describe each worker that is alive."""
     from contextlib import closing
 
-    from trinity_db import schema, upgrades
-    from trinity_db.database import connect
-    from trinity_db.service import LEASE_SECONDS
+    from trinity_db import schema
+    from trinity_db.postgres import upgrades
+    from trinity_db.postgres.connection import connect
+    from trinity_db.worker.service import LEASE_SECONDS
 
     if upgrades.schema_version(url) != schema.HEAD:
         return []
@@ -283,23 +293,23 @@ def _living_workers(url: str) -> list[str]:
 
 def _name_workers(workers: Sequence[str]) -> None:
     print(
-        f"The upgrade waits until these have finished what they have in hand: {', '.join(workers)}",
+        f"The upgrade waits until these have finished their current work: {', '.join(workers)}",
         file=sys.stderr,
     )
 
 
 def _ask_for(workers: list[str]) -> None:
-    """Ask whether workers may lose the server. Without a terminal to ask on, refuse."""
+    """Ask whether to stop the server despite its workers. Without a TTY, refuse."""
     if not workers:
         return
-    said = f"These work with the server and would wait for it: {', '.join(workers)}"
+    said = f"These workers use the server and would wait for it: {', '.join(workers)}"
     if not sys.stdin.isatty():
-        raise TrinityError(f"{said}. --yes stops it all the same.")
+        raise TrinityError(f"{said}. Use --yes to stop it anyway.")
     typer.confirm(f"{said}. Stop it?", abort=True, err=True)
 
 
 def _require_embedded(command: str) -> None:
     if os.environ.get("TRINITY_DB_URL"):
         raise ConfigError(
-            f"db {command} is for the embedded server, and TRINITY_DB_URL names another; unset it first."
+            f"db {command} needs the embedded server, but TRINITY_DB_URL names another; unset it first."
         )

@@ -1,4 +1,4 @@
-"""`trinity-db delete`: deletes a run or a data set with its rows, its archive and its own checkpoints."""
+"""`trinity-db delete`: deletes a run or a data set with its rows, its archive and its checkpoints."""
 
 import os
 import sys
@@ -13,6 +13,7 @@ from trinity_db.cli.removal import RemovalLog
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trinity_db.postgres.connection import Database
     from trinity_db.store.instances import Instance
     from trinity_db.store.policies import PolicyVersion
     from trinity_db.store.runs import Run
@@ -23,24 +24,22 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was deleted as a JSON object.")] = False,
 ) -> None:
-    """Delete a run or a data set with all that it has written.
+    """Delete a run or a data set, with everything it has written.
 
-    Deletes its rows in short transactions, so that other runs work on, then its archive, and its checkpoints
-    in its own folder. Stop its roles first. A data set cannot be deleted while a run trains on it, nor a run
-    while another run starts from its checkpoint. If its object store is away, nothing is deleted. If the
-    command was killed, repeat it: it goes on.
+    Deletes its rows in short transactions, so that other runs keep working, then its archive, and the
+    checkpoints in its folder. Stop its roles first. A data set cannot be deleted while a run trains on it,
+    nor a run while another run starts from its checkpoint. If its object store is unreachable, nothing is
+    deleted. If the command is interrupted, repeat it: it continues.
 
-    Tasks and responses that were made from its rows stay, and lead back to nothing. The command says how many
-    before it asks.
+    Tasks and responses that were made from its rows stay, but lose the record of their origin. The command
+    prints their number before it asks.
 
     Example:
 
         trinity-db delete my-run --yes
     """
-    from trinity_db import archive, vectors
-    from trinity_db.opening import open_database
-    from trinity_db.service import LEASE_SECONDS
-    from trinity_db.store import deletion, instances, payloads, policies, runs
+    from trinity_db.postgres.opening import open_database
+    from trinity_db.store import deletion, policies, runs
 
     with closing(open_database()) as database:
         with database.transaction() as tx:
@@ -54,20 +53,7 @@ def delete(
                 f"Delete {found.kind} run '{run}' with all its rows and checkpoints?", abort=True, err=True
             )
         _reach_objects(run, objects)
-        with database.transaction() as tx:
-            instance = instances.identify(tx)
-            checkpoints = deletion.begin(tx, found, LEASE_SECONDS)
-            tables = payloads.archives(tx, found.id, instance.id)
-        # Before the rows, which alone say where they are: a deletion that was killed finds them again.
-        kept = _delete_objects(found, instance, _object_places(checkpoints))
-        folders, kept_files = _delete_folders(found, instance, checkpoints)
-        kept += kept_files
-        rows = deletion.delete_rows(database, found, RemovalLog("deleting", run))
-        kept += _drop_archives(tables)
-        for table in vectors.names(found.id, instance.id):
-            archive.drop(table)
-        with database.transaction() as tx:
-            deletion.finish(tx, found)
+        rows, folders, kept = remove(database, found)
     if as_json:
         lost = {"lost_origins": made}
         output.print_json({"run": run, "deleted": rows, **lost, "folders": folders, "kept": kept})
@@ -75,26 +61,52 @@ def delete(
     counts = ", ".join(f"{count} {name}" for name, count in rows.items() if count) or "no rows"
     print(f"Deleted '{run}': {counts}.")
     for folder in folders:
-        print(f"Deleted its checkpoints in {folder}.")
+        print(f"Deleted the checkpoints in {folder}.")
     for line in kept:
         print(f"Kept: {line}")
 
 
+def remove(database: "Database", run: "Run") -> tuple[dict[str, int], list[str], list[str]]:
+    """Delete a run. Return the number of deleted rows by kind, the deleted folders, and what is kept.
+
+    Raises:
+        ConfigError: if its workers are alive, or other runs have its rows or started from it.
+    """
+    from trinity_db.arrays import archive, vectors
+    from trinity_db.store import deletion, instances, payloads
+    from trinity_db.worker.service import LEASE_SECONDS
+
+    with database.transaction() as tx:
+        instance = instances.identify(tx)
+        checkpoints = deletion.begin(tx, run, LEASE_SECONDS)
+        tables = payloads.archives(tx, run.id, instance.id)
+    # Before the rows, which are the only record of the addresses: an interrupted deletion can still find
+    # them.
+    kept = _delete_objects(run, instance, _object_places(checkpoints))
+    folders, kept_files = _delete_folders(run, instance, checkpoints)
+    kept += kept_files
+    rows = deletion.delete_rows(database, run, RemovalLog("deleting", run.name))
+    kept += _drop_archives(tables)
+    for table in vectors.names(run.id, instance.id):
+        archive.drop(table)
+    with database.transaction() as tx:
+        deletion.finish(tx, run)
+    return rows, folders, kept
+
+
 def _orphans(run: str, made: "Mapping[str, int]") -> str:
-    """What a person has to know before the run goes: what says where these come from goes with it."""
+    """Warn about tasks and responses that lose the record of their origin."""
     counts = " and ".join(
         f"{count} {name if count > 1 else name[:-1]}" for name, count in made.items() if count
     )
-    return (
-        f"Made from rows of '{run}': {counts}. They stay, and origin_view forgets what they were made from."
-    )
+    return f"Made from rows of '{run}': {counts}. They stay, but origin_view no longer shows their origin."
 
 
 def _delete_folders(
     run: "Run", instance: "Instance", checkpoints: "Sequence[PolicyVersion]"
 ) -> tuple[list[str], list[str]]:
-    """Delete the folders of checkpoints that name this very run; returns them, and what is kept."""
-    from trinity_db.settings import home
+    """Delete the checkpoint folders that name this very run; return them, and what is kept."""
+    from trinity_db.config.base import home
     from trinity_db.trainer.checkpoints import folder
 
     default = home() / "checkpoints" / run.name
@@ -107,13 +119,14 @@ def _delete_folders(
     )
     own = [place for place in places if folder.clear(place, identity)]
     kept = [
-        f"{path}, which is not in a folder that names this run as its owner"
+        f"{path}, which is not in a folder that names this run as owner"
         for found in checkpoints
         for path in found.folders
         if path.parent not in own
-        # Version 0 may be a model of the user's, which no one expects to go; an import's files are the run's.
+        # Version 0 may be a model of the user, which must not be deleted; files of an import belong to the
+        # run.
         and (found.version > 0 or path.is_relative_to(home() / "copies"))
-        and os.path.exists(path)  # Path.exists raises where it may not be looked at
+        and os.path.exists(path)  # Path.exists raises without permission
     ]
     logs = home() / "logs" / run.name
     if logs.is_dir():
@@ -122,15 +135,15 @@ def _delete_folders(
 
 
 def _object_places(checkpoints: "Sequence[PolicyVersion]") -> list[str]:
-    """The addresses below which a run has objects."""
+    """Addresses below which a run has objects."""
     return list(dict.fromkeys(found.weights.rpartition("/")[0] for found in checkpoints if found.weights))
 
 
 def _reach_objects(run: str, places: "Sequence[str]") -> None:
-    """Refuse to delete a run whose objects would stay: its rows alone say where they are.
+    """Refuse to delete a run whose objects would be left behind: only its rows record their addresses.
 
     Raises:
-        TrinityError: an object store is away, or refuses to be read.
+        TrinityError: if an object store is unreachable, or denies access.
     """
     from trinity_db.errors import TrinityError
     from trinity_db.trainer.checkpoints import uploads
@@ -141,29 +154,29 @@ def _reach_objects(run: str, places: "Sequence[str]") -> None:
         except TrinityError as error:
             said = str(error).rstrip(".")
             raise TrinityError(
-                f"'{run}' stays, since its objects would: {said}. Delete it once the object store answers."
+                f"'{run}' is kept, because its objects would remain: {said}. Retry when the store answers."
             ) from error
 
 
 def _delete_objects(run: "Run", instance: "Instance", places: "Sequence[str]") -> list[str]:
-    """Delete the versions that this very run has in object stores; returns what is kept.
+    """Delete the versions of this very run in object stores; return what is kept.
 
     Raises:
-        TrinityError: as `uploads.clear`. The rows are still there, so the command can be repeated.
+        TrinityError: see `uploads.clear`. The rows are still there, so the command can be repeated.
     """
     from trinity_db.trainer.checkpoints import uploads
 
     identity: dict[str, Any] = {"store": str(instance.id)} | run.identity
     return [
-        f"{place}, which does not name this run as its owner"
+        f"{place}, which does not name this run as owner"
         for place in places
         if not uploads.clear(place, identity)
     ]
 
 
 def _drop_archives(tables: "Sequence[tuple[str, bool]]") -> list[str]:
-    """Drop the run's Lance tables that this very store writes; returns what is kept of the others."""
-    from trinity_db import archive
+    """Drop the run's Lance tables that this very store wrote; return which tables are kept."""
+    from trinity_db.arrays import archive
 
     for table, is_own in tables:
         if is_own:

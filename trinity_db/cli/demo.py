@@ -1,7 +1,7 @@
-"""The demo: teach a model that starts from random weights to reverse digits, through the whole system.
+"""The demo: teaches a model with random weights to reverse digits, with the whole system.
 
-It uses nothing that users lack: it imports tasks and demonstrations from files, and its runs have ordinary
-configurations, which it leaves in the store's folder to look at.
+It uses only what users have: it imports tasks and demonstrations from files, and its runs have ordinary
+configurations, which stay in the store's folder for reference.
 """
 
 import importlib
@@ -19,15 +19,16 @@ from typing import Annotated, Any
 import typer
 
 from trinity_db.cli.demo_files import import_tasks, say, write_config
+from trinity_db.errors import TrinityError
 
 DIGITS = "01234567"
-LENGTH = 4  # 4096 different numbers: with much fewer it learns them by heart
-NUM_HELD_OUT = 128  # never trained on; what the accuracy is measured on
+LENGTH = 4  # 4096 different numbers: with far fewer it memorizes them
+NUM_HELD_OUT = 128  # never trained on; the accuracy is measured on them
 SEED = 0
 TEMPLATE = "{prompt}="
 
-# Of some thirty settings tried, these learned from every seed: what matters most is many numbers, then a
-# falling learning rate.
+# These settings, of about thirty tried, learned with every seed: what matters most is many numbers, then a
+# decreasing learning rate.
 WARMUP: dict[str, Any] = {
     "model": {
         "scratch": {"alphabet": DIGITS + "=", "hidden_size": 64, "layers": 2, "heads": 4, "context": 32},
@@ -53,7 +54,7 @@ GRPO: dict[str, Any] = {
         "steps": 400,
         "batch_size": 32,
         "micro_batch_size": 256,
-        "micro_batch_tokens": 4096,  # of a model so small that each call costs more than its tokens
+        "micro_batch_tokens": 4096,  # the model is so small that a call costs more than its tokens
         "learning_rate": 2e-3,
         "warmup_steps": 10,
         "schedule": "linear",
@@ -68,27 +69,27 @@ def demo(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="Teach a pretrained model to add instead: smollm2 (a download of 93 MB), or a folder.",
+            help="Teach a pretrained model to add instead: smollm2 (93 MB download), or a folder.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
-    """Teach a small model from random weights: a warm start on demonstrations, then asynchronous GRPO.
+    """Teach a small model: a warm start, then asynchronous GRPO.
 
-    With --model, GRPO teaches a pretrained chat model to add single digits, until the mean reward passes 0.9
-    or 25 steps are done.
+    The model starts with random weights, and is warmed up on demonstrations. With --model, GRPO teaches a
+    pretrained chat model to add single digits, until the mean reward exceeds 0.9 or 25 steps are done.
 
     Example:
 
         trinity-db demo --model smollm2
     """
+    from trinity_db.config.base import home
     from trinity_db.models import check_libraries
-    from trinity_db.opening import open_database
-    from trinity_db.settings import home
+    from trinity_db.postgres.opening import open_database
 
     check_libraries("torch", "transformers", "matplotlib")
     started = time.monotonic()
-    # Loading torch takes seconds, which the start of the store and of the run covers.
+    # Loading torch takes seconds; it overlaps with the start of the store and of the run.
     threading.Thread(
         target=importlib.import_module, args=("trinity_db.explorer.engines.transformers_engine",), daemon=True
     ).start()
@@ -107,7 +108,7 @@ def demo(
 
 
 def _reversal(database: Any, folder: Path) -> dict[str, Any]:
-    """Teach a model from random weights to reverse digits. Return the figures of its evaluations."""
+    """Teach a model with random weights to reverse digits. Return the figures of its evaluations."""
     from trinity_db.cli import plot
 
     number = _next_number(database, "demo-%-warmup")
@@ -141,7 +142,7 @@ def _addition(database: Any, folder: Path, model: str) -> dict[str, Any]:
 
 
 def _next_number(database: Any, pattern: str) -> int:
-    """One more than the runs whose name is LIKE a pattern."""
+    """One more than the number of runs whose name is LIKE a pattern."""
     from trinity_db.schema.queries import query
 
     with database.transaction() as tx:
@@ -150,7 +151,7 @@ def _next_number(database: Any, pattern: str) -> int:
 
 
 def _import_data(database: Any, folder: Path) -> None:
-    """Import the tasks and the demonstrations of the demo, and the tasks that are held out."""
+    """Import the tasks and demonstrations of the demo, and the held-out tasks."""
     numbers = ["".join(digits) for digits in product(DIGITS, repeat=LENGTH)]
     random.Random(SEED).shuffle(numbers)
     tasks = [{"prompt": number, "answer": number[::-1]} for number in numbers]
@@ -162,30 +163,34 @@ def _import_data(database: Any, folder: Path) -> None:
 
 
 def _supervise(path: Path) -> None:
-    from trinity_db.cli import launch, supervise
+    from trinity_db.cli import supervise
+    from trinity_db.run import joining
 
-    supervise.run(launch.read(path, None), launch.arguments(path, None))
+    supervise.run(joining.read(path, None), joining.arguments(path, None))
 
 
 def _accuracies(database: Any, path: Path) -> tuple[float, float]:
-    """Share of the held-out tasks that the first and the last version solve by the likeliest tokens.
+    """Share of the held-out tasks that the first and the last version solve with greedy decoding.
 
-    They are stored as evaluations of the run.
+    The results are stored as evaluations of the run.
     """
-    from trinity_db.cli import evaluate, launch
+    from trinity_db.cli import evaluate
+    from trinity_db.run import joining
     from trinity_db.store import evaluations, policies, runs
 
-    config = launch.read(path, None)
+    config = joining.read(path, None)
     with database.transaction() as tx:
         run = runs.find(tx, config.name)
         newest = policies.newest(tx, run.id)
     assert newest is not None
     settings = {"samples": 1, "temperature": 0.0, "max_new_tokens": LENGTH + 1}
     ids = evaluate.begin(database, run, config, ["reverse-test"], [0, newest.version], settings)
-    if not evaluate.carry_out(database, run, config, ids, launch.recorded_places(config)):
+    if not evaluate.carry_out(database, run, config, ids, joining.recorded_places(config)):
         raise KeyboardInterrupt
     with database.transaction(read_only=True) as tx:
         before, after = evaluations.read(tx, ids)
+    if before["pass_1"] is None or after["pass_1"] is None:
+        raise TrinityError(f"No attempt of an evaluation was scored; see trinity-db failed {config.name}.")
     return before["pass_1"], after["pass_1"]
 
 
@@ -213,14 +218,14 @@ def _print_summary(summary: dict[str, Any], measured: str) -> None:
     )
     if "picture" in summary:
         print(f"Reward and staleness: {summary['picture']}")
-    # Out of `make demo` the command is in an environment that the shell does not know.
+    # With `make demo` the command is in an environment that the shell does not use.
     command = "trinity-db" if shutil.which("trinity-db") else os.path.relpath(sys.argv[0])
     run = summary["run"]
-    print("\nAsk the store:")
+    print("\nQuery the store:")
     for columns, view, order in (
         ("version, reward, trained", "policy_progress", "version"),
         ("step, policy_version, staleness_mean, reward", "batch_view", "step"),
         ("prompt, response, reward, version_min", "experience_view", "id desc limit 9"),
     ):
         print(f"  {command} sql \"select {columns} from {view} where run = '{run}' order by {order}\"")
-    print(f"\nLook at it in a browser:\n  {command} page")
+    print(f"\nView it in a browser:\n  {command} page")

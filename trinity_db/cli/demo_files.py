@@ -1,4 +1,4 @@
-"""The files that demos leave in the store's folder: rows to import, and configurations."""
+"""Files that demos leave in the store's folder: rows to import, and configurations."""
 
 import json
 import sys
@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trinity_db.database import Database
-    from trinity_db.imports.records import Kind
+    from trinity_db.data.records.records import Kind
+    from trinity_db.postgres.connection import Database
 
 
 def import_tasks(
     database: "Database", folder: Path, name: str, rows: Sequence[dict[str, str]], kind: "Kind" = "tasks"
 ) -> None:
-    """Write rows to a file and import it. A second time it has no effect."""
-    from trinity_db.imports.columns import Columns
-    from trinity_db.imports.importer import import_rows
-    from trinity_db.imports.readers import open_rows
+    """Write rows to a file and import it. Importing again has no effect."""
+    from trinity_db.data.files.readers import open_rows
+    from trinity_db.data.importer import import_rows
+    from trinity_db.data.records.columns import Columns
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.jsonl"
@@ -26,7 +26,7 @@ def import_tasks(
 
 
 def write_config(folder: Path, content: dict[str, Any]) -> Path:
-    """Write the configuration of a run."""
+    """Write the configuration of a run, and return its path."""
     import yaml
 
     path = folder / f"{content['name']}.yaml"

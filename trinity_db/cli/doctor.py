@@ -1,4 +1,4 @@
-"""`trinity-db doctor`: what is wrong with this installation and this store, by trinity_db.diagnosis."""
+"""`trinity-db doctor`: diagnoses this installation and this store with trinity_db.insight.checks."""
 
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
@@ -6,34 +6,33 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trinity_db.cli import output
-from trinity_db.inspection.words import printable
+from trinity_db.insight.words import printable
 
 if TYPE_CHECKING:
-    from trinity_db.diagnosis.finding import Finding
+    from trinity_db.insight.checks.finding import Finding
 
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what is wrong with this installation and this store, and what to do about it.
+    """Find problems of this installation and this store.
 
-    Looks at packages and disks, at the server's durability settings, at transactions and slots that keep the
-    server from cleaning up, at sizes, statistics and indexes of our tables, at leases of dead workers, at
-    what active runs learn from, at the first task of each as its model reads it, and at the environment of
-    vLLM. It takes seconds, waits for no lock and writes nothing. An embedded store that is not running is
-    started.
+    Checks packages and disks, the server's durability settings, transactions and slots that keep the server
+    from cleaning up, sizes, statistics and indexes of trinity-db's tables, leases of dead workers, the
+    learning of active runs, the first task of each as its model reads it, and the environment of vLLM. Takes
+    seconds, waits for no lock and writes nothing. Starts an embedded server that is not running.
 
-    Each finding is one line: ok, warn (slower than it should be, or not for ever) or fail (does not work, or
-    may lose rows). The exit code is 1 if anything fails.
+    Prints one line per finding: ok, warn (slow, or a problem later) or fail (does not work, or may lose
+    rows). The exit code is 1 if anything fails.
 
     Example:
 
         trinity-db doctor
     """
-    from trinity_db.cli import first_task
-    from trinity_db.diagnosis.doctor import examine
-    from trinity_db.diagnosis.finding import Level
     from trinity_db.explorer.engines.vllm import diagnosis
+    from trinity_db.insight.checks.doctor import examine
+    from trinity_db.insight.checks.finding import Level
+    from trinity_db.run import first_task
 
     findings = examine()
     if any(finding.what == "schema version" and finding.level == Level.OK for finding in findings):
@@ -48,7 +47,7 @@ def doctor(
 
 
 def _print(findings: list["Finding"]) -> None:
-    """One line each, with a gap between the parts."""
+    """Print one line per finding, with a gap between the parts."""
     width = max(len(finding.what) for finding in findings)
     for number, (_, part) in enumerate(groupby(findings, lambda finding: finding.what.split()[0])):
         if number:

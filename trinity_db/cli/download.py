@@ -1,4 +1,4 @@
-"""The command that fetches a data set or a model of the Hugging Face Hub."""
+"""`trinity-db download`: fetches a data set or a model from the Hugging Face Hub."""
 
 import json
 from pathlib import Path
@@ -11,29 +11,27 @@ from trinity_db.cli.transfer import JsonOption
 
 def download(
     name: Annotated[
-        str, typer.Argument(metavar="OWNER/NAME", help="A data set of the Hub; with --model a model.")
+        str, typer.Argument(metavar="OWNER/NAME", help="A data set on the Hub; with --model, a model.")
     ],
-    model: Annotated[bool, typer.Option("--model", help="Fetch a model, into the cache of the Hub.")] = False,
+    model: Annotated[bool, typer.Option("--model", help="Fetch a model into the cache of the Hub.")] = False,
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="FOLDER", help="The folder; NAME in this one if left out."),
+        typer.Option("--to", metavar="FOLDER", help="Target folder. Default: NAME in the current folder."),
     ] = None,
-    subset: Annotated[str | None, typer.Option(help="One subset, where the data set has several.")] = None,
-    split: Annotated[str | None, typer.Option(help="One split; all if left out.")] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="A branch, tag or commit; the newest if left out.")
-    ] = None,
+    subset: Annotated[str | None, typer.Option(help="Subset, if the data set has several.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split. Default: all.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit. Default: the newest.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch a data set of the Hugging Face Hub into a folder that import reads, or a model into the cache.
+    """Download a data set or a model from the Hugging Face Hub.
 
-    No other command fetches data. A download that was cut short goes on where it was. The file source.json
-    in the folder names the revision, as a commit. HF_ENDPOINT, HF_HOME and HF_TOKEN mean what they mean to
-    the Hub's own programs.
+    A data set is written to a folder that import reads, a model to the Hub's cache. No other command
+    fetches data. An interrupted download resumes. The file source.json in the folder records the
+    revision, as a commit. HF_ENDPOINT, HF_HOME and HF_TOKEN have the same meaning as in the Hub's tools.
 
-    With --model the files that a model needs are downloaded, as a run with model.path OWNER/NAME does at its
-    start. The folder that the command names can be copied to the cache of a machine without network. Models
-    come from ModelScope if TRINITY_DB_HUB=modelscope is set.
+    With --model, the files of a model are downloaded, as a run with model.path OWNER/NAME does at its start.
+    You can copy the folder that the command prints to the cache of a machine without network. Models come
+    from ModelScope if TRINITY_DB_HUB=modelscope is set.
 
     Example:
 
@@ -42,7 +40,7 @@ def download(
         trinity-db download --model Qwen/Qwen2.5-0.5B-Instruct
     """
     if name.count("/") != 1 or not all(name.split("/")):
-        raise typer.BadParameter(f"{name}: write it as OWNER/NAME, as in openai/gsm8k")
+        raise typer.BadParameter(f"{name}: write it as OWNER/NAME, such as openai/gsm8k")
     if model:
         if to is not None or subset is not None or split is not None:
             raise typer.BadParameter("--to, --subset and --split are for data sets; leave them out")
@@ -50,7 +48,7 @@ def download(
         return
     from dataclasses import asdict
 
-    from trinity_db.imports.hub import download as fetch
+    from trinity_db.data.files.hub import download as fetch
 
     folder = to or Path(name.split("/")[1])
     source, was_there = fetch(name, folder, revision, subset, split)
@@ -65,7 +63,7 @@ def _download_model(name: str, revision: str | None, as_json: bool) -> None:
     from trinity_db.models import hub
 
     if not hub.is_name(Path(name)):
-        raise typer.BadParameter(f"{name}: is a folder here, or no name of a model")
+        raise typer.BadParameter(f"{name}: is a local folder, or not the name of a model")
     pinned = hub.pin(name, revision)
     hub.folder(Path(name), pinned)
     cached = hub.cached(name)

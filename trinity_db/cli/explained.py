@@ -1,4 +1,4 @@
-"""Explains a key, a recipe or a part."""
+"""Explanations of keys, recipes and parts."""
 
 import inspect
 import textwrap
@@ -10,35 +10,35 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trinity_db import keys, signatures
 from trinity_db.cli import output
-from trinity_db.configuration import RunConfig
+from trinity_db.config import keys, signatures
+from trinity_db.config.base import Change, Kept, sections_in
 from trinity_db.errors import NotFound
-from trinity_db.processors.lists import LISTS
-from trinity_db.settings import Change, Kept, sections_in
+from trinity_db.processors.lists.lists import LISTS
+from trinity_db.run.configuration import RunConfig
 from trinity_db.store import processing
 from trinity_db.trainer.config import ReferenceConfig, SamplerConfig
-from trinity_db.trainer.recipes import PARTS, RECIPES, choices
+from trinity_db.trainer.recipes.recipes import PARTS, RECIPES, choices
 
 WIDTH = 100  # characters of a line of text
 
 KINDS = PARTS | {"sampler": SamplerConfig, "reference": ReferenceConfig}
-"""By kind, the sections that a configuration chooses from by name."""
+"""Sections that a configuration selects by name, by kind."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A key, a recipe or a part, explained."""
+    """Explanation of a key, a recipe or a part."""
 
     title: str
     text: str
     facts: dict[str, Any] = field(default_factory=dict)
     """Further facts, by name."""
     below: dict[str, str] = field(default_factory=dict)
-    """Keys and names that it may hold, each with its text."""
+    """Keys and names that it may contain, with their texts."""
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Lines for people."""
         yield self.title
         yield from textwrap.wrap(self.text, WIDTH, initial_indent="  ", subsequent_indent="  ")
         width = max(map(len, self.facts), default=0)
@@ -52,7 +52,7 @@ class Explanation:
             yield from _hanging(f"  {name:<{width}}  ", text)
 
     def to_json(self) -> dict[str, Any]:
-        """For scripts."""
+        """Values for scripts."""
         return {"name": self.title, "text": self.text, **self.facts, "below": self.below}
 
 
@@ -62,10 +62,10 @@ def _hanging(name: str, text: str) -> list[str]:
 
 
 def explain(key: str) -> list[Explanation]:
-    """What a key or a name means; several explanations where it means several things.
+    """Explain a key or a name, once for each of its meanings.
 
     Raises:
-        NotFound: there is no such key, recipe or part; says which is the nearest.
+        NotFound: if the key, recipe or part does not exist; the message suggests the nearest.
     """
     found = [_recipe(key)] if key in RECIPES else []
     found += [_part(kind, one) for kind, one in _parts() if keys.name_of(one) == key]
@@ -83,19 +83,19 @@ def explain(key: str) -> list[Explanation]:
 
 
 def top() -> list[Explanation]:
-    """The whole configuration, by its keys at the top."""
+    """Explain the configuration by its top-level keys."""
     return [Explanation("configuration", keys.line(RunConfig.__doc__), {}, _below(RunConfig))]
 
 
 def names() -> list[str]:
-    """Everything that can be explained."""
+    """Names of everything that can be explained."""
     parts = (keys.name_of(one) for _, one in _parts())
     steps = (name for _, name, _ in _steps())
     return list(dict.fromkeys([*keys.every(RunConfig), *RECIPES, *parts, *steps]))
 
 
 def recipes() -> list[dict[str, Any]]:
-    """Every recipe, with what a batch of it holds and what it chooses."""
+    """List the recipes, with the contents of their batches and their parts."""
     return [
         {"recipe": name, "a batch holds": recipe.draws, "parts and options": choices(recipe)}
         for name, recipe in RECIPES.items()
@@ -103,7 +103,7 @@ def recipes() -> list[dict[str, Any]]:
 
 
 def parts() -> list[dict[str, Any]]:
-    """Every part and every processing step, with its options and their defaults."""
+    """List the parts and processing steps, with their options and defaults."""
     known = [(kind, keys.name_of(one), keys.options_of(one), one.__doc__) for kind, one in _parts()]
     known += [(what, name, _options(one), inspect.getdoc(one)) for what, name, one in _steps()]
     return [
@@ -118,7 +118,7 @@ def parts() -> list[dict[str, Any]]:
 
 
 def _parts() -> list[tuple[str, type[BaseModel]]]:
-    """Every part that a configuration may name, with its kind."""
+    """Parts that a configuration may name, with their kinds."""
     return [
         (kind, one)
         for kind, union in KINDS.items()
@@ -128,8 +128,10 @@ def _parts() -> list[tuple[str, type[BaseModel]]]:
 
 
 def _steps() -> list[tuple[str, str, Callable[..., Any]]]:
-    """Every built-in processing step, with its kind."""
-    return [(one.what, name, function) for one in LISTS.values() for name, function in one.known.items()]
+    """Built-in processing steps, with their kinds."""
+    return [
+        (steps.kind, name, function) for steps in LISTS.values() for name, function in steps.known.items()
+    ]
 
 
 def _options(step: Callable[..., Any]) -> dict[str, FieldInfo]:
@@ -156,7 +158,7 @@ def _key(key: str) -> Iterator[Explanation]:
 
 
 def _flat_option(key: str) -> Iterator[Explanation]:
-    """An option of a part that may stand beside the recipe's name: algorithm.beta is algorithm.loss.beta."""
+    """Explain an option written next to the recipe's name: algorithm.beta is algorithm.loss.beta."""
     section, _, option = key.rpartition(".")
     if section != "algorithm":
         return
@@ -206,9 +208,9 @@ def _in_short(field: FieldInfo) -> str:
 
 def _may_change(mark: keys.Mark) -> str:
     if mark is Change.PER_PROCESS:
-        return "yes, each process has its own value"
+        return "yes, it is set per process"
     if mark is Change.DATED:
-        return "with --change, for all that follows"
+        return "with --change, for later steps"
     if isinstance(mark, Kept):
-        return f"no, {mark.because}{'; before the first step it may' if mark.once_trained else ''}"
-    return "each key below says it for itself"
+        return f"no, {mark.because}{'; before the first step, it may' if mark.once_trained else ''}"
+    return "see each key below"

@@ -1,18 +1,19 @@
-"""`trinity-db failed`: rows that processing steps could not judge, and a second chance for them."""
+"""`trinity-db failed`: rows that processing steps could not judge, and how to retry them."""
 
 import logging
 import sys
 from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trinity_db.cli import output
-from trinity_db.inspection.words import cell, printable
+from trinity_db.insight.words import cell, printable
 
 if TYPE_CHECKING:
+    from trinity_db.schema.typed_rows import FailedRow
     from trinity_db.store.failures import Retried
 
 logger = logging.getLogger(__name__)
@@ -20,25 +21,25 @@ logger = logging.getLogger(__name__)
 COLUMNS = ("experience", "group", "version", "stage", "step", "failed", "error", "retry")
 NUMBERS = ("experience", "group", "version")
 EXPENDABLE = ("version", "group", "stage", "failed")
-ERROR = 100  # characters of an error in the table; --json has all of it
+ERROR = 100  # characters of an error in the table; --json prints it whole
 
 
 def failed(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
     retry: Annotated[
-        bool, typer.Option("--retry", help="Give all that can be judged again back to the processors.")
+        bool, typer.Option("--retry", help="Send all rows that can still be judged back to the processors.")
     ] = False,
     last: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="How many to list, the latest first.")
+        int, typer.Option(min=1, max=1_000_000, help="Number of rows to list, latest first.")
     ] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with whole errors.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with full errors.")] = False,
 ) -> None:
-    """List the rows that a processing step could not judge, or send them through it again.
+    """List or retry rows that a processing step could not judge.
 
-    A row is listed once `processors.max_attempts` attempts have failed. Mend the step or its server, restart
-    the processors if the step is a file of yours, then use --retry. With an unchanged step a row gets one
-    more attempt, with a changed one all of them. A row whose group is ready or drawn stays dropped; the last
-    column says so.
+    A row is listed after `processors.max_attempts` failed attempts. Fix the step or its server, restart the
+    processors if the step is in a file of yours, then use --retry. With an unchanged step a row gets one more
+    attempt, with a changed step all of them. A row whose group is ready or drawn stays dropped, as the last
+    column shows.
 
     Example:
 
@@ -47,29 +48,29 @@ def failed(
     if retry:
         _say(run, _retry(run), as_json)
         return
-    from trinity_db.opening import open_reader
+    from trinity_db.postgres.opening import open_reader
     from trinity_db.store import failures, runs
 
     with closing(open_reader()) as database, database.transaction(read_only=True) as tx:
-        found = failures.failures(tx, runs.find(tx, run).name, last)
+        failed = failures.failures(tx, runs.find(tx, run).name, last)
     if as_json:
-        output.print_json(found)
-    elif found:
+        output.print_json(failed)
+    elif failed:
         console = output.console(sys.stdout)
-        rows = [_row(one) for one in found]
+        rows = [_row(row) for row in failed]
         console.print(output.fitted(COLUMNS, rows, console.width, EXPENDABLE, NUMBERS))
     else:
-        print(f"No row of run '{run}' has failed for good.")
+        print(f"No row of run '{run}' has failed permanently.")
 
 
 def _retry(name: str) -> "Retried":
-    from trinity_db.opening import open_database
+    from trinity_db.postgres.opening import open_database
     from trinity_db.store import failures, runs
 
     with closing(open_database()) as database:
         with database.transaction() as tx:
             run = runs.find(tx, name)
-        return failures.retry(database, run, lambda rows: logger.info("%d rows are given back", rows))
+        return failures.retry(database, run, lambda rows: logger.info("%d rows are queued again", rows))
 
 
 def _say(run: str, retried: "Retried", as_json: bool) -> None:
@@ -78,23 +79,24 @@ def _say(run: str, retried: "Retried", as_json: bool) -> None:
         return
     if retried.rows or not retried.left:
         then = (
-            f"the processors of run '{run}' judge them again" if retried.rows else "none has failed for good"
+            f"the processors of run '{run}' judge them again" if retried.rows else "none failed permanently"
         )
-        print(f"Given back: {retried.rows} rows of {retried.groups} groups; {then}.")
+        print(f"Queued again: {retried.rows} rows of {retried.groups} groups; {then}.")
     for obstacle, count in retried.left.items():
         print(f"Rows that stay dropped: {count}; {obstacle}.")
 
 
-def _row(one: dict[str, Any]) -> list[str]:
-    now = datetime.now(one["failed_at"].tzinfo)
-    error = printable(one["error"] or "").removeprefix(f"{one['step']} raised ")
-    head = (cell(one[name]) if one[name] is not None else "" for name in ("experience", "group", "version"))
-    failed_at = output.clock(one["failed_at"], now)
+def _row(row: "FailedRow") -> list[str]:
+    now = datetime.now(row["failed_at"].tzinfo)
+    error = printable(row["error"] or "").removeprefix(f"{row['step']} raised ")
+    numbers = (row["experience"], row["group"], row["version"])
+    head = ("" if number is None else cell(number) for number in numbers)
+    failed_at = output.clock(row["failed_at"], now)
     return [
         *head,
-        one["stage"],
-        one["step"] or "",
+        row["stage"],
+        row["step"] or "",
         failed_at,
         output.shorten(error, ERROR),
-        one["obstacle"] or "yes",
+        row["obstacle"] or "yes",
     ]

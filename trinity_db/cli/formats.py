@@ -1,4 +1,4 @@
-"""The formats in which commands write the rows of a query: a table for people, and those of `inspection`."""
+"""Output formats for the rows of a query: a table for people, and the formats of `inspection`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -7,34 +7,27 @@ from itertools import islice
 from typing import TextIO
 
 from trinity_db.cli import output
-from trinity_db.inspection.formats import (
-    NUMBERS,
-    Column,
-    Rows,
-    write_csv,
-    write_json,
-    write_parquet,
-    write_svg,
-)
-from trinity_db.inspection.words import cell
+from trinity_db.insight.columns import Column
+from trinity_db.insight.formats import NUMBERS, Rows, write_csv, write_json, write_parquet, write_svg
+from trinity_db.insight.words import cell
 
-TABLE_ROWS = 1000  # rich lays out about as many in a second
-MIN_COLUMN = 12  # characters; a table with narrower columns is unreadable, one row a block is not
+TABLE_ROWS = 1000  # rich lays out about this many per second
+MIN_COLUMN = 12  # characters; with narrower columns each row is printed as a block instead
 
 
 class Format(StrEnum):
-    """How rows are written."""
+    """Output format of rows."""
 
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
     PARQUET = "parquet"
     SVG = "svg"
-    """A picture: the first column is the x axis, and each other column a panel with a line."""
+    """Picture in which the first column is the x axis, and each other column a panel with a line."""
 
 
 def write(format: Format, columns: Sequence[Column], rows: Rows, out: TextIO) -> None:
-    """Write all rows in a format; Parquet goes to the bytes below `out`."""
+    """Write all rows in a format; Parquet is written to the binary buffer of `out`."""
     WRITERS[format](columns, rows, out)
 
 
@@ -54,7 +47,7 @@ def _write_table(columns: Sequence[Column], rows: Rows, out: TextIO) -> None:
         console.print(table)
     if more := sum(1 for _ in rows):
         total = TABLE_ROWS + more
-        print(f"The first {TABLE_ROWS} of {total} rows; --format csv writes all.", file=sys.stderr)
+        print(f"The first {TABLE_ROWS} of {total} rows; use --format csv for all.", file=sys.stderr)
 
 
 WRITERS: dict[Format, Callable[[Sequence[Column], Rows, TextIO], None]] = {

@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from trinity_db.cli.label_screen import Keys
-    from trinity_db.database import Database
-    from trinity_db.labelling.session import Session
+    from trinity_db.people.session import Session
+    from trinity_db.postgres.connection import Database
     from trinity_db.store.reviews import Question
     from trinity_db.store.runs import Run
-    from trinity_db.store.verdicts import Claim
+    from trinity_db.store.verdicts import ReviewClaim
 
 QUIT = {"q": "quit"}
 
 
 def label(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run or data set.")],
-    pairs: Annotated[bool, typer.Option("--pairs", help="Compare two responses of each group.")] = False,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Compare two responses per group.")] = False,
     ask: Annotated[
         str | None,
         typer.Option(
             metavar="CONDITION",
-            help="Put rows into the queue, and end: a condition in SQL on the columns of experience_view.",
+            help="Add rows to the queue, and exit: an SQL condition on the columns of experience_view.",
         ),
     ] = None,
     export: Annotated[
@@ -40,7 +40,7 @@ def label(
         typer.Option(metavar="FORM", help="Write the queue for another program: label_studio or argilla."),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where --export writes; without: stdout.")
+        Path | None, typer.Option(metavar="FILE", help="File for --export. Default: stdout.")
     ] = None,
     file: Annotated[
         Path | None,
@@ -48,23 +48,23 @@ def label(
     ] = None,
     verdicts: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="How many verdicts each is to have; else people.verdicts."),
+        typer.Option(min=1, max=1000, help="Verdicts per item. Default: people.verdicts."),
     ] = None,
     grades: Annotated[
         str | None,
-        typer.Option(metavar="N-N", help="Grades of rows, such as 1-5; else those under people."),
+        typer.Option(metavar="N-N", help="Grades of rows, such as 1-5. Default: those in people."),
     ] = None,
-    name: Annotated[str, typer.Option(help="What is judged: the name of the reward.")] = "human",
-    weight: Annotated[float, typer.Option(help="Its weight; 0: verdicts stand beside the reward.")] = 1.0,
+    name: Annotated[str, typer.Option(help="Name of the reward.")] = "human",
+    weight: Annotated[float, typer.Option(help="Weight of the verdicts in the reward; 0: none.")] = 1.0,
     scores: Annotated[bool, typer.Option("--scores", help="Show rewards before the verdict.")] = False,
-    by: Annotated[str | None, typer.Option(metavar="WHO", help="Your name; else that of your login.")] = None,
+    by: Annotated[str | None, typer.Option(metavar="WHO", help="Your name. Default: your login.")] = None,
 ) -> None:
-    """Judge rows or pairs of a run by single keys, one after the other.
+    """Label rows or pairs of a run with single keystrokes.
 
-    It shows rows that a run with requires_reward waits for, and those that --ask put into the queue. With
-    --pairs it shows two responses to a prompt, in an order that is drawn by lot. Each verdict is stored at
-    once and changes the next draw. Others may judge at the same time. Without a terminal it reads one key a
-    line. The options from --verdicts to --weight hold for what enters the queue now.
+    Shows rows that a run with requires_reward waits for, and rows that --ask added to the queue. With --pairs
+    it shows two responses to a prompt, in random order. Each verdict is stored at once and affects the next
+    draw. Several people may judge at the same time. Without a TTY it reads one key per line from stdin. The
+    options from --verdicts to --weight apply to items that enter the queue now.
 
     Example:
 
@@ -73,12 +73,12 @@ def label(
     if (ask is not None) + (export is not None) + (file is not None) > 1:
         raise typer.BadParameter("give one of --ask, --export and --from")
     if export is not None and export not in label_files.FORMS:
-        raise typer.BadParameter(f"--export knows {' and '.join(label_files.FORMS)}, not '{export}'")
+        raise typer.BadParameter(f"--export supports {' and '.join(label_files.FORMS)}, not '{export}'")
     if to is not None and export is None:
-        raise typer.BadParameter("--to says where --export writes: give --export too")
+        raise typer.BadParameter("--to needs --export")
     if ask is not None and pairs:
-        raise typer.BadParameter("--pairs chooses its pairs itself: leave out --ask")
-    from trinity_db.opening import open_database
+        raise typer.BadParameter("--pairs selects its pairs itself: leave out --ask")
+    from trinity_db.postgres.opening import open_database
     from trinity_db.store import runs
 
     with closing(open_database()) as database:
@@ -107,12 +107,12 @@ def _grades(given: str | None) -> dict[str, int]:
 
 
 def _question(config: Mapping[str, Any], given: Mapping[str, Any]) -> "Question":
-    """What people are asked, by the run's configuration where the command does not say it.
+    """Return what people are asked: from the command's options, or else from the run's configuration.
 
     Raises:
-        ConfigError: the name or the weight is of no use.
+        ConfigError: if the name or the weight is invalid.
     """
-    from trinity_db.labelling.question import question
+    from trinity_db.people.question import question
     from trinity_db.store.rewards import MAX_REWARD, check_words
 
     check_words([given["name"]], "'--name'")
@@ -127,7 +127,7 @@ def _author(by: str | None) -> str:
 
     author = by or login()
     if author is None:
-        raise ConfigError("Your login has no name: give yours by --by.")
+        raise ConfigError("Your login has no name: give your name with --by.")
     check_words([author], "'--by'")
     return author
 
@@ -146,7 +146,7 @@ def _judge(
     database: "Database", run: "Run", pairs: bool, question: "Question", author: str, scores: bool
 ) -> None:
     from trinity_db.cli.label_screen import Keys
-    from trinity_db.labelling.session import Session
+    from trinity_db.people.session import Session
 
     session = Session(database, run, author, pairs, question)
     keys = Keys()
@@ -160,12 +160,12 @@ def _judge(
             if not goes_on:
                 break
     left = session.progress()
-    print(f"Verdicts: {max(session.given, 0)}. Still waiting for you: {left.waiting} of {left.open}.")
+    print(f"Verdicts: {max(session.given, 0)}. Left to judge: {left.waiting} of {left.open}.")
 
 
 @contextmanager
 def _ending(keys: "Keys", session: "Session") -> Iterator[None]:
-    """Leave the terminal and the queue in order, however it ends."""
+    """Context that restores the terminal and releases the claims, however it ends."""
 
     def end(number: int, _: Any) -> None:
         sys.exit(128 + number)
@@ -180,10 +180,10 @@ def _ending(keys: "Keys", session: "Session") -> Iterator[None]:
         session.close()
 
 
-def _one(console: "Console", session: "Session", keys: "Keys", claim: "Claim", scores: bool) -> bool:
-    """Let the person judge one claim, or take the last verdict back; False: enough."""
+def _one(console: "Console", session: "Session", keys: "Keys", claim: "ReviewClaim", scores: bool) -> bool:
+    """Let the person judge one claim, or undo the last verdict; False to quit."""
     from trinity_db.cli.label_screen import END, print_claim
-    from trinity_db.labelling import keys as known
+    from trinity_db.people import keys as known
 
     kind = "pair" if claim.is_pair else "row"
     print_claim(console, claim, f"{kind} {'/'.join(map(str, sorted(claim.experience_ids)))}, {claim.name}")
@@ -211,25 +211,25 @@ def _one(console: "Console", session: "Session", keys: "Keys", claim: "Claim", s
             return True
         elif not keys.is_terminal:
             raise ConfigError(
-                f"Line {keys.line} of the input: {key!a:.40} is no key; known: {', '.join(words)}."
+                f"Line {keys.line} of the input: {key!a:.40} is not a key; use one of: {', '.join(words)}."
             )
 
 
 def _undo(session: "Session") -> None:
-    """Take the last verdict back where that can be, and say what became of it."""
+    """Undo the last verdict if possible, and print the outcome."""
     try:
         taken_back = session.undo()
     except ConfigError as error:
-        print(f"It was not taken back. {error}")
+        print(f"It was not undone. {error}")
         return
-    print("The last verdict is taken back." if taken_back else "There is no verdict to take back.")
+    print("The last verdict was undone." if taken_back else "There is no verdict to undo.")
 
 
 def _at_the_end(session: "Session", keys: "Keys") -> bool:
-    """Say that nothing waits, and let the person take the last verdict back; False: enough."""
+    """Print that the queue is empty, and let the person undo the last verdict; False to quit."""
     from trinity_db.cli.label_screen import END
 
-    waits = "judged all that waited for you" if session.given else "have nothing to judge"
+    waits = "judged everything that waited for you" if session.given else "have nothing to judge"
     print(f"You {waits} in '{session.run.name}': {label_files.remedy(session.run, session.pairs)}.")
     if not session.given and not session.progress().given:
         return False
@@ -245,18 +245,18 @@ def _at_the_end(session: "Session", keys: "Keys") -> bool:
             return False
 
 
-def _decide(session: "Session", claim: "Claim", key: str) -> None:
-    from trinity_db.labelling import keys
+def _decide(session: "Session", claim: "ReviewClaim", key: str) -> None:
+    from trinity_db.people import keys
 
     try:
         session.decide(session.verdict(key))
     except (LeaseLost, NotFound) as error:
         print(f"It was not stored. {error}")
         return
-    print(keys.said(claim, key))
+    print(keys.description(claim, key))
 
 
-def _print_rewards(console: "Console", session: "Session", claim: "Claim") -> None:
+def _print_rewards(console: "Console", session: "Session", claim: "ReviewClaim") -> None:
     from trinity_db.cli.label_screen import print_rewards
 
     print_rewards(console, claim, session.rewards())

@@ -1,4 +1,4 @@
-"""The queue of people as files: open reviews for another program, and the verdicts that come back."""
+"""The queue as files: open reviews for another program, and the verdicts that it returns."""
 
 import time
 from pathlib import Path
@@ -8,25 +8,25 @@ from trinity_db.cli import output
 from trinity_db.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trinity_db.database import Database, Transaction
-    from trinity_db.imports.annotations import Given
+    from trinity_db.data.annotations import FileVerdict
+    from trinity_db.postgres.connection import Database, Transaction
     from trinity_db.store.reviews import Question
     from trinity_db.store.runs import Run
 
 FORMS = ("label_studio", "argilla")
-AT_ONCE = 100  # verdicts of a file in one transaction
-RETRY_SECONDS = 10  # enough to get past a restart of the server; then the person decides
+AT_ONCE = 100  # verdicts per transaction
+RETRY_SECONDS = 10  # enough for a server restart; then the command fails
 
 
 def export(
     database: "Database", run: "Run", form: str, to: Path | None, pairs: bool, question: "Question"
 ) -> None:
-    """Write the queue in the form of another program.
+    """Write the queue in the format of another program.
 
     Raises:
-        ConfigError: nothing waits.
+        ConfigError: if the queue is empty.
     """
-    from trinity_db.imports import annotations
+    from trinity_db.data import annotations
     from trinity_db.store import reviews
 
     with database.transaction() as tx:
@@ -44,18 +44,18 @@ def export(
 
 
 def import_(database: "Database", run: "Run", file: Path) -> None:
-    """Give the verdicts in a file to the queue. A file that is given again changes nothing."""
-    from trinity_db.imports import annotations
+    """Import the verdicts in a file. Importing a file again changes nothing."""
+    from trinity_db.data import annotations
 
     found = sorted(annotations.read(file), key=lambda given: given.review_id)
     outcomes = []
     for begin in range(0, len(found), AT_ONCE):
         outcomes += _give(database, run, found[begin : begin + AT_ONCE], file)
     counts = {outcome: outcomes.count(outcome) for outcome in ("new", "changed", "known")}
-    print(f"{counts['new']} verdicts are new, {counts['changed']} changed, {counts['known']} known already.")
+    print(f"{counts['new']} verdicts are new, {counts['changed']} changed, {counts['known']} already known.")
 
 
-def _give(database: "Database", run: "Run", some: "list[Given]", file: Path) -> list[str]:
+def _give(database: "Database", run: "Run", some: "list[FileVerdict]", file: Path) -> list[str]:
     deadline = time.monotonic() + RETRY_SECONDS
 
     def give() -> list[str]:
@@ -65,7 +65,7 @@ def _give(database: "Database", run: "Run", some: "list[Given]", file: Path) -> 
     return database.retry(give, give_up=lambda: time.monotonic() > deadline)
 
 
-def _one(tx: "Transaction", run: "Run", given: "Given", file: Path) -> str:
+def _one(tx: "Transaction", run: "Run", given: "FileVerdict", file: Path) -> str:
     from trinity_db.errors import NotFound
     from trinity_db.store import verdicts
     from trinity_db.store.rewards import check_words
@@ -76,14 +76,14 @@ def _one(tx: "Transaction", run: "Run", given: "Given", file: Path) -> str:
         return verdicts.give(tx, run.id, *about)
     except (ConfigError, NotFound) as error:
         said = str(error).rstrip(".")
-        raise ConfigError(f"{file}: {given.place}: {said}. Mend it and give the file again.") from None
+        raise ConfigError(f"{file}: {given.location}: {said}. Fix it and import the file again.") from None
 
 
 def remedy(run: "Run", pairs: bool) -> str:
-    """Where more to judge comes from."""
+    """Explain how more items enter the queue."""
     if pairs:
-        return "a group with two different responses is asked about once"
+        return "each group with two different responses is asked about once"
     waits = (
-        "its groups are asked about as they are complete, and " if run.config.get("requires_reward") else ""
+        "its groups enter the queue when they are complete, and " if run.config.get("requires_reward") else ""
     )
-    return f"{waits}trinity-db label {run.name} --ask CONDITION asks about other rows"
+    return f"{waits}trinity-db label {run.name} --ask CONDITION adds other rows"

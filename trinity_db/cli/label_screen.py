@@ -1,7 +1,7 @@
-"""What a person sees of a claim, and how keys are read: single keys on a terminal, lines from a pipe.
+"""Terminal output for labelling, and its input: single keys on a terminal, lines from a pipe.
 
-Models and strangers wrote the texts, and a terminal obeys what it is sent: so nothing that is not plain text
-reaches it as it is. What is printed scrolls like other output, so that long texts can be read above.
+Texts come from models and strangers, and a terminal executes control sequences: so everything but plain text
+is escaped. The output scrolls like any other, so that people can scroll back to read long texts.
 """
 
 import os
@@ -12,26 +12,27 @@ import termios
 import tty
 import unicodedata
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trinity_db.cli import output
 from trinity_db.errors import ConfigError
-from trinity_db.inspection.words import cell, scalar
+from trinity_db.insight.words import cell, scalar
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trinity_db.store.verdicts import Claim
+    from trinity_db.schema.typed_rows import RewardPart
+    from trinity_db.store.verdicts import ReviewClaim
 
-END = ""  # no key will come any more
-_UNPRINTABLE = re.compile(r"[^\n -~\u00a1-\u02ff]")  # candidates: the rest of Latin needs no look
+END = ""  # end of input
+_UNPRINTABLE = re.compile(r"[^\n -~\u00a1-\u02ff]")  # candidates: the rest of Latin is printable
 _ARROWS = re.compile(rb"\x1b(\[[0-9;]*[ -~]|O[ -~])?")  # and other keys that send several bytes
-_JOINERS = "\u200c\u200d"  # Persian, Indic scripts and emoji need them, and they move nothing
+_JOINERS = "\u200c\u200d"  # needed for Persian, Indic scripts and emoji, and harmless
 
 
 def inert(text: str) -> str:
-    """Text that a terminal only shows: control and format characters, as those that turn writing around, in
-    the form \\x1b. Tabs become blanks.
+    """Escape a text so that a terminal only displays it: control and format characters, such as those that
+    change the writing direction, become \\x1b. Tabs become blanks.
     """
     return _UNPRINTABLE.sub(lambda match: _shown(match[0]), text.expandtabs(4))
 
@@ -47,8 +48,8 @@ def _shown(character: str) -> str:
     )
 
 
-def print_claim(console: "Console", claim: "Claim", heading: str) -> None:
-    """Show what is to be judged."""
+def print_claim(console: "Console", claim: "ReviewClaim", heading: str) -> None:
+    """Print the item to judge."""
     from rich.text import Text
 
     console.print(Text(f"-- {inert(heading)} --", style="dim"))
@@ -66,68 +67,71 @@ def _print_text(console: "Console", name: str, text: str) -> None:
     console.print()
 
 
-def _prompt(claim: "Claim") -> str:
-    """The prompt, turn by turn where it is a list of messages."""
+def _prompt(claim: "ReviewClaim") -> str:
+    """Prompt of a claim, turn by turn if it is a list of messages."""
     messages = claim.messages
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         return claim.prompt
     return "\n".join(f"{one.get('role', '?')}: {scalar(one.get('content'))}" for one in messages)
 
 
-def print_rewards(console: "Console", claim: "Claim", parts: Sequence[dict[str, Any]]) -> None:
-    """Show what the rewards of the claim's rows are made of."""
+def print_rewards(console: "Console", claim: "ReviewClaim", parts: Sequence["RewardPart"]) -> None:
+    """Print the rewards of the claim's rows."""
     if not parts:
-        console.print("Nothing has given a reward yet.")
+        console.print("No rewards yet.")
         return
     names = dict(zip(claim.experience_ids, ("A", "B"), strict=False)) if claim.is_pair else {}
     rows = [
-        [names.get(part["experience_id"], ""), *(inert(cell(part[key])) for key in KEYS_OF_PARTS)]
+        [
+            names.get(part["experience_id"], ""),
+            *(
+                inert(cell(content))
+                for content in (part["name"], part["value"], part["weight"], part["source"])
+            ),
+        ]
         for part in parts
     ]
     columns = ("response", "reward", "value", "weight", "source")
     console.print(output.fitted(columns, rows, console.width, ("source", "weight"), ("value", "weight")))
 
 
-KEYS_OF_PARTS = ("name", "value", "weight", "source")
-
-
 class Keys:
-    """Keys from standard input: one at a time on a terminal, else one a line.
+    """Keys from standard input: single keystrokes on a terminal, otherwise one key per line.
 
-    What is typed on a terminal before `wait` is thrown away, so that no key judges a row that was not shown.
+    Keys typed on a terminal before `wait` are discarded, so that no key judges a row that was not shown.
     """
 
     def __init__(self) -> None:
-        """Raises ConfigError: the command was started without a standard input."""
+        """Raises ConfigError if standard input is closed."""
         if sys.stdin is None:
-            raise ConfigError("Standard input is closed: give keys on a terminal, or one a line.")
+            raise ConfigError("Standard input is closed: enter keys on a terminal, or pipe one per line.")
         self._input = sys.stdin.fileno()
         self.is_terminal = os.isatty(self._input) and sys.stdout.isatty()
         self._before = termios.tcgetattr(self._input) if self.is_terminal else None
         self._rest = b""
         self._has_ended = False
         self.line = 0
-        """Number of the line that was read last."""
+        """Number of the last line read."""
 
     def listen(self) -> None:
-        """Take keys from now on, each without Enter."""
+        """Accept keys from now on, without Enter."""
         if self._before is not None:
             tty.setcbreak(self._input, termios.TCSAFLUSH)
 
     def restore(self) -> None:
-        """Leave the terminal as it was. Harmless when repeated."""
+        """Restore the terminal. May be called repeatedly."""
         if self._before is not None:
             termios.tcsetattr(self._input, termios.TCSADRAIN, self._before)
 
     def wait(self, seconds: float) -> str | None:
-        """The next key, in lower case; END if none will come, None if none came in time."""
+        """Return the next key in lower case; END at the end of the input, None on a timeout."""
         if self.is_terminal:
             if not select.select([self._input], [], [], seconds)[0]:
                 return None
             typed = os.read(self._input, 64)
             if typed in (b"", b"\x04"):
                 return END
-            # Several at once are a pasted text, or a letter that no key here has.
+            # Several characters at once are a pasted text, or a letter that is not one of these keys.
             key = _ARROWS.sub(b"", typed)
             return key.decode().lower() if len(key) == 1 and key.isascii() else "?"
         return self._line(seconds)

@@ -1,7 +1,7 @@
-"""Results on stdout: JSON for scripts, tables for people, files that are whole.
+"""Output on stdout: JSON for scripts, tables for people; files are written atomically.
 
-Models and strangers wrote the text in the store, so control characters are shown and never sent to the
-terminal. rich is imported inside functions, so that `--help` does not wait for it.
+Text in the store comes from models and strangers, so control characters are escaped and never sent to the
+terminal. rich is imported inside functions, so that `--help` stays fast.
 """
 
 import json
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from trinity_db.errors import TrinityError
-from trinity_db.inspection.words import cell, jsonable, printable, scalar
+from trinity_db.insight.words import cell, jsonable, printable, scalar
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 GAP = 2  # characters between the columns of a table
-UNLIMITED_WIDTH = 1_000_000  # columns; nothing is wrapped or cut where no terminal sets a width
+UNLIMITED_WIDTH = 1_000_000  # columns; without a terminal nothing is wrapped or cut
 
 
 def console(out: TextIO) -> "Console":
-    """Where tables are printed: as wide as the terminal or COLUMNS; without either, as they need to be."""
+    """Console for tables: as wide as the terminal or COLUMNS; without either, as wide as needed."""
     from rich.console import Console
 
     width = None if out.isatty() or os.environ.get("COLUMNS") else UNLIMITED_WIDTH
@@ -33,7 +33,7 @@ def console(out: TextIO) -> "Console":
 
 
 def table(*columns: str) -> "Table":
-    """An empty table in the one style that all commands have."""
+    """Create an empty table in the style of all commands."""
     from rich import box
     from rich.table import Table
 
@@ -52,10 +52,10 @@ def fitted(
     expendable: Sequence[str] = (),
     numbers: Container[str] = (),
 ) -> "Table":
-    """A table of at most `width` characters.
+    """Create a table of at most `width` characters.
 
-    It leaves out columns in which no row says anything, then as many of the expendable ones as it must, the
-    first of them first; a line below names those. What is too wide still is broken into lines.
+    Leaves out empty columns, then as many expendable ones as necessary, in order; a line below names those.
+    If it is still too wide, cells are wrapped.
     """
     shown = [name for place, name in enumerate(columns) if any(row[place] for row in rows)]
     widths = {
@@ -73,13 +73,13 @@ def fitted(
     for row in rows:
         made.add_row(*(value for name, value in zip(columns, row, strict=True) if name in widths))
     if left_out:
-        made.caption = f"Left out, as the lines are full: {', '.join(left_out)}. --json has all."
+        made.caption = f"Left out for lack of width: {', '.join(left_out)}. --json prints all."
         made.caption_justify = "left"
     return made
 
 
 def shorten(text: str, width: int) -> str:
-    """A name in at most `width` characters: its beginning and its end, because names differ there."""
+    """Shorten a name to `width` characters, keeping its beginning and its end, in which names differ."""
     if len(text) <= width:
         return text
     end = (width - 1) // 2
@@ -87,7 +87,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def facts(values: Mapping[str, Any]) -> "Table":
-    """Names and values, one a line; values that are None are left out."""
+    """Create a table of names and values, one per line; values that are None are left out."""
     from rich.table import Table
     from rich.text import Text
 
@@ -101,7 +101,7 @@ def facts(values: Mapping[str, Any]) -> "Table":
 
 
 def spelled(value: Any) -> str:
-    """A value of a configuration; sections that are chosen by name as `name (option: value)`."""
+    """Format a configuration value; a section selected by name becomes `name (option: value)`."""
     if isinstance(value, list):
         return " + ".join(map(spelled, value))
     if isinstance(value, Mapping):
@@ -111,22 +111,22 @@ def spelled(value: Any) -> str:
 
 
 def clock(at: datetime, now: datetime) -> str:
-    """A time in few characters: to the second on the day of `now`, otherwise to the minute, with its date."""
+    """Format a time: with seconds on the day of `now`, otherwise with its date and without seconds."""
     at = at.astimezone(now.tzinfo)
     return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
 
 
 def print_json(value: Any) -> None:
-    """Print one value in one line, for a script to read."""
+    """Print a value as JSON on one line, for scripts."""
     print(json.dumps(jsonable(value), ensure_ascii=False))
 
 
 @contextmanager
 def opened(path: Path | None) -> Iterator[TextIO]:
-    """Stdout, or a file that appears under its name once it is whole.
+    """Open stdout, or a file that appears under its name only when it is complete.
 
     Raises:
-        TrinityError: the file cannot be written.
+        TrinityError: if the file cannot be written.
     """
     if path is None:
         yield sys.stdout

@@ -1,4 +1,4 @@
-"""`trinity-db overlap`: text of tasks for evaluation in tasks and rows that are trained on."""
+"""`trinity-db overlap`: finds text of evaluation tasks in tasks and rows that are trained on."""
 
 import sys
 from contextlib import closing
@@ -9,11 +9,11 @@ import typer
 
 from trinity_db.cli import output
 from trinity_db.errors import NotFound
-from trinity_db.inspection.words import printable
+from trinity_db.insight.words import printable
 
 if TYPE_CHECKING:
-    from trinity_db.database import Database, Transaction
-    from trinity_db.processors.overlap import EvaluatedTasks
+    from trinity_db.postgres.connection import Database, Transaction
+    from trinity_db.processors.jobs.overlap import EvaluatedTasks
 
 COLUMNS = ("experience", "task", "evaluated", "share", "text")
 NUMBERS = ("experience", "task", "evaluated", "share")
@@ -22,26 +22,26 @@ NUMBERS = ("experience", "task", "evaluated", "share")
 def overlap(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A taskset, a data set or a run.")],
     evaluated: Annotated[
-        str, typer.Option("--with", metavar="TASKSET", help="The taskset that is kept for evaluation.")
+        str, typer.Option("--with", metavar="TASKSET", help="Taskset that is used for evaluation.")
     ],
     words: Annotated[
-        int, typer.Option("--words", metavar="N", min=1, max=1000, help="Length of the runs of words.")
+        int, typer.Option("--words", metavar="N", min=1, max=1000, help="Words per n-gram.")
     ] = 13,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="How much to list.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Number of rows to list.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find text of tasks for evaluation in the tasks and responses of NAME, and drop nothing.
+    """Find text of evaluation tasks in tasks or responses.
 
-    What is found is evidence for a person to judge: overlap_view keeps it, and the strongest is listed. Texts
-    are compared by runs of words that are the same. `share` says how many of the evaluated task's runs were
-    found.
+    Searches the tasks and responses of NAME, and drops nothing. The results are evidence for a person to
+    judge: overlap_view keeps all of it, and the strongest is listed. Texts are compared by n-grams of
+    words. `share` is the share of the evaluation task's n-grams that were found.
 
     Example:
 
         trinity-db overlap gsm8k-train --with gsm8k-test
     """
-    from trinity_db.opening import open_database
-    from trinity_db.processors.overlap import evaluated as read
+    from trinity_db.postgres.opening import open_database
+    from trinity_db.processors.jobs.overlap import evaluated as read
     from trinity_db.store import overlaps, runs
 
     with closing(open_database()) as database:
@@ -51,26 +51,35 @@ def overlap(
         tasks = read(database, [with_id], words)
         counts = _compare(database, tasks, taskset_id, run_id)
         with database.transaction(read_only=True) as tx:
-            found = overlaps.strongest(tx, with_id, taskset_id, run_id, tasks.measure, limit)
+            strongest = overlaps.strongest(tx, with_id, taskset_id, run_id, tasks.measure, limit)
     if as_json:
-        output.print_json({**counts, "overlaps": found})
+        output.print_json({**counts, "overlaps": strongest})
         return
-    if found:
+    if strongest:
         console = output.console(sys.stdout)
-        rows = [[_cell(one[column]) for column in COLUMNS] for one in found]
+        rows = [
+            [
+                _cell(row["experience"]),
+                _cell(row["task"]),
+                _cell(row["evaluated"]),
+                _cell(row["share"]),
+                _cell(row["text"]),
+            ]
+            for row in strongest
+        ]
         console.print(output.fitted(COLUMNS, rows, console.width, ("task",), NUMBERS))
     print(
         f"Compared: {counts['tasks']} tasks and {counts['rows']} responses of '{name}', with "
         f"{tasks.num_tasks} tasks of '{evaluated}' ({tasks.too_short} are too short). "
-        f"New evidence: {counts['new']}; overlap_view has all of it."
+        f"New evidence: {counts['new']}; overlap_view lists all of it."
     )
 
 
 def _find(tx: "Transaction", name: str) -> tuple[int | None, int | None]:
-    """The taskset and the run of this name.
+    """Return the taskset and the run of this name.
 
     Raises:
-        NotFound: there is neither.
+        NotFound: if there is neither.
     """
     from trinity_db.store import runs
 
@@ -89,8 +98,8 @@ def _find(tx: "Transaction", name: str) -> tuple[int | None, int | None]:
 def _compare(
     database: "Database", tasks: "EvaluatedTasks", taskset_id: int | None, run_id: int | None
 ) -> dict[str, int]:
-    """Compare all there is, and write what is found; how much there was."""
-    from trinity_db.processors.overlap import texts
+    """Compare everything, and write the evidence; return counts."""
+    from trinity_db.processors.jobs.overlap import texts
     from trinity_db.store import overlaps
 
     counts = {

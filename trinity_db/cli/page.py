@@ -1,4 +1,4 @@
-"""`trinity-db page`: a web page on the store, for this machine alone or for people by name."""
+"""`trinity-db page`: the web page of a store, on this machine only or for named people."""
 
 import importlib.util
 import sys
@@ -17,31 +17,29 @@ if TYPE_CHECKING:
     from trinity_db.page.listening import Listening
     from trinity_db.page.origin import Origin
     from trinity_db.page.writer import Writer
-    from trinity_db.processors.meaning import Models
+    from trinity_db.processors.jobs.semantic_search import Models
 
-Port = Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0: any that is free.")]
+Port = Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0: any free port.")]
 By = Annotated[
     str | None,
     typer.Option(
-        metavar="WHO", help="Your name: give verdicts, start and stop runs, by the login of TRINITY_DB_URL."
+        metavar="WHO", help="Your name: give verdicts, start and stop runs, with the login of TRINITY_DB_URL."
     ),
 ]
 People = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="YAML with a line for each person, as ann: label. Rights: look, label, manage."
+        metavar="FILE", help="File with a line per person, such as ann: label. Rights: look, label, manage."
     ),
 ]
-Host = Annotated[
-    str | None, typer.Option(help="Address of this machine to listen on, in place of 127.0.0.1.")
-]
+Host = Annotated[str | None, typer.Option(help="Address to listen on, instead of 127.0.0.1.")]
 Address = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="What browsers open, where it is not http://HOST:PORT: a proxy's."),
+    typer.Option(metavar="URL", help="Address that browsers open, if not http://HOST:PORT: a proxy's."),
 ]
 NewKey = Annotated[
     str | None,
-    typer.Option(metavar="WHO", help="Make another key for one of the people, print the address, and end."),
+    typer.Option(metavar="WHO", help="Replace a person's key, print the address, and exit."),
 ]
 
 Configs = Annotated[
@@ -49,7 +47,7 @@ Configs = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="Configuration of a run, whose step embed names the model that searches by words may use; "
+        help="Configuration of a run whose step embed names the model for searches by words; "
         "may be repeated.",
     ),
 ]
@@ -66,12 +64,12 @@ def page(
 ) -> None:
     """Show the store in a browser, until Ctrl-C.
 
-    Runs with their curves, experiences by filters, groups side by side, each experience with its
-    conversation and its tokens, and what waits for people. It reads by the login that `trinity-db sql` reads
-    by. With --by you also give verdicts, and start runs in this folder and stop them. It answers on this
-    machine alone, and only browsers that bring the key in the printed address. For another machine:
-    ssh -L 8411:127.0.0.1:8411 HOST, then open the same address there. With --people each person has a key
-    and a right, and --host lets other machines come.
+    Shows runs with their curves, experiences by filters, groups side by side, each experience with its
+    conversation and its tokens, and what waits for people. It reads with the same login as `trinity-db sql`.
+    With --by you can also give verdicts, and start runs in this folder and stop them. The page listens on
+    this machine only, and only for browsers that open the printed address with its key. From another machine:
+    ssh -L 8411:127.0.0.1:8411 HOST, then open the same address there. With --people each person has a key and
+    a right, and --host admits other machines.
 
     Example:
 
@@ -80,8 +78,8 @@ def page(
     if importlib.util.find_spec("nicegui") is None:
         raise MissingExtra("page", "nicegui")
     from trinity_db.cli.search import embedding_models
+    from trinity_db.config.base import home
     from trinity_db.page.keyring import Keyring
-    from trinity_db.settings import home
 
     _check_people(people, by, {"--host": host, "--address": address, "--new-key": new_key})
     listening = _listening(host, port, address)
@@ -103,14 +101,14 @@ def _check_people(people: Path | None, by: str | None, given: dict[str, str | No
     """Refuse options that do not go together.
 
     Raises:
-        ConfigError: with what to write.
+        ConfigError: explains what to write instead.
     """
     if people is not None and by is not None:
-        raise ConfigError("--by is for you alone: with --people, write your name into that file.")
+        raise ConfigError("--by is for a page of one person: with --people, write your name into that file.")
     if people is None and (only := [name for name, value in given.items() if value is not None]):
         raise ConfigError(
-            f"{only[0]} is for people by name: write a file with a line for each, as 'ann: manage', and name "
-            "it by --people FILE."
+            f"{only[0]} needs named people: write a file with a line for each, such as 'ann: manage', and "
+            "name it with --people FILE."
         )
 
 
@@ -123,7 +121,7 @@ def _listening(host: str | None, port: int, address: str | None) -> "Listening":
 
 
 def _renew(keyring: "Keyring", listening: "Listening", name: str) -> None:
-    """Make a key, whether or not the page is served meanwhile."""
+    """Make a new key, whether or not the page is running."""
     if listening.address is None and listening.port == 0:
         raise ConfigError("--new-key prints an address: give the page's --port, or its --address.")
     print(_line(name, listening.origin(listening.port), keyring.renew(name)))
@@ -141,20 +139,20 @@ def _serve_one(by: str | None, models: "Models", listening: "Listening") -> None
     visitors = {hashed(key): Visitor(by, Right.LOOK if by is None else Right.MANAGE)}
 
     def announce(origin: "Origin") -> None:
-        print(f"Open {origin}/?key={key}\nCtrl-C ends it.", flush=True)
+        print(f"Open {origin}/?key={key}\nPress Ctrl-C to end the page.", flush=True)
 
     _serve(lambda: visitors, by is not None, models, listening, announce)
 
 
 def _serve_people(keyring: "Keyring", models: "Models", listening: "Listening") -> None:
-    """Serve the page to people, each with a key of their own."""
+    """Serve the page to people, each with a separate key."""
     from trinity_db.page.rights import Right
 
     def announce(origin: "Origin") -> None:
         for name, key in keyring.complete().items():
             print(_line(name, origin, key))
         people = [f"{one.name} ({one.right.word})" for one in keyring.visitors().values() if one.right]
-        print(f"{origin} is open to {', '.join(people)}.\nCtrl-C ends it.", flush=True)
+        print(f"{origin} is open to {', '.join(people)}.\nPress Ctrl-C to end the page.", flush=True)
 
     if listening.warning is not None:
         print(listening.warning, file=sys.stderr, flush=True)
@@ -162,7 +160,7 @@ def _serve_people(keyring: "Keyring", models: "Models", listening: "Listening") 
 
 
 def _line(name: str, origin: "Origin", key: str) -> str:
-    """What one person is to get, and no other."""
+    """Line for one person, which nobody else may see."""
     return f"For {name}: {origin}/?key={key}"
 
 
@@ -173,11 +171,11 @@ def _serve(
     listening: "Listening",
     announce: "Callable[[Origin], None]",
 ) -> None:
-    from trinity_db.database import connect
-    from trinity_db.opening import open_reader
     from trinity_db.page.reader import STATEMENT_SECONDS
     from trinity_db.page.server import serve
-    from trinity_db.privileges import refuse_writer
+    from trinity_db.postgres.connection import connect
+    from trinity_db.postgres.logins import refuse_writer
+    from trinity_db.postgres.opening import open_reader
 
     with ExitStack() as opened:
         database = opened.enter_context(closing(open_reader(STATEMENT_SECONDS)))
@@ -188,11 +186,11 @@ def _serve(
 
 
 def _writer() -> "Writer":
-    """What stores verdicts, by a login that may."""
-    from trinity_db.database import connect
-    from trinity_db.opening import open_database
+    """Open the writer, with a login that may store verdicts."""
     from trinity_db.page.writer import WRITE_SECONDS, Writer
-    from trinity_db.privileges import check_labeller
+    from trinity_db.postgres.connection import connect
+    from trinity_db.postgres.logins import check_labeller
+    from trinity_db.postgres.opening import open_database
 
     database = open_database(statement_seconds=WRITE_SECONDS)
     with closing(connect(database.url)) as connection:

@@ -1,9 +1,9 @@
-"""A picture of a run: reward by policy version, staleness by trainer step."""
+"""Picture of a run: reward by policy version, staleness by trainer step."""
 
 from pathlib import Path
 
-from trinity_db.database import Database
 from trinity_db.errors import MissingExtra
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.queries import query
 
 
@@ -11,7 +11,7 @@ def plot_run(database: Database, run_name: str, path: Path) -> None:
     """Write the picture as PNG.
 
     Raises:
-        MissingExtra: matplotlib is not installed.
+        MissingExtra: if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -24,14 +24,14 @@ def plot_run(database: Database, run_name: str, path: Path) -> None:
     figure = Figure(figsize=(8, 6), layout="constrained")
     above, below = figure.subplots(2, 1)
     above.plot([row["version"] for row in versions], [row["reward"] for row in versions], color="tab:blue")
-    above.set(title=f"Run {run_name}", xlabel="policy version that wrote the rollouts", ylabel="mean reward")
+    above.set(title=f"Run {run_name}", xlabel="policy version of the rollouts", ylabel="mean reward")
     below.fill_between(
         [row["step"] for row in steps],
         [row["staleness_min"] for row in steps],
         [row["staleness_max"] for row in steps],
         color="tab:orange",
         alpha=0.3,
-        label="least to most",
+        label="min to max",
     )
     below.plot(
         [row["step"] for row in steps],

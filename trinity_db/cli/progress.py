@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, a line a step elsewhere, and at last its outcome."""
+"""Progress of a run for people: a bar on a terminal, a line per step elsewhere, and finally the outcome."""
 
 import logging
 import math
@@ -12,20 +12,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from trinity_db.cli.output import shorten
-from trinity_db.configuration import RunConfig
-from trinity_db.database import Database
-from trinity_db.diagnosis.finding import span
 from trinity_db.errors import DatabaseUnavailable
-from trinity_db.inspection import status
-from trinity_db.inspection.words import printable, with_limits
+from trinity_db.insight import status
+from trinity_db.insight.checks.finding import span
+from trinity_db.insight.words import printable, with_limits
+from trinity_db.postgres.connection import Database
+from trinity_db.run.configuration import RunConfig
 from trinity_db.schema.queries import query
 from trinity_db.store import evaluations, policies, runs
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # between two looks into the store
-LINE_SECONDS = 10.0  # between two lines at least
-SILENT_SECONDS = 60.0  # without a new step; then a line is printed all the same
+LOOK_SECONDS = 1.0  # between two reads of the store
+LINE_SECONDS = 10.0  # minimum between two lines
+SILENT_SECONDS = 60.0  # after which a line is printed without a new step
 SAMPLE_LINES = 10  # between two samples
 SAMPLE_WIDTH = 100  # characters of a question or a response
 
@@ -69,9 +69,9 @@ class Progress:
         self._bar.stop()
 
     def update(self, now: bool = False) -> None:
-        """Read the store and show the progress. Without `now`, only after a pause since the last look.
+        """Read the store and show the progress; without `now`, only after a pause.
 
-        A store that is unreachable is not waited for.
+        Does not wait for an unreachable store.
         """
         pause = LOOK_SECONDS if self._has_bar else LINE_SECONDS
         if self._is_quiet or (not now and time.monotonic() - self._looked_at < pause):
@@ -124,7 +124,7 @@ class Progress:
 
 
 def describe(row: Mapping[str, Any], total: int | None, group_size: int) -> str:
-    """The state of a run in one line, from a row of `run_progress`."""
+    """Format the state of a run in one line, from a row of `run_progress`."""
     parts = []
     if total and row["seconds_between"] and row["step"] < total:
         remaining = (total - row["step"]) * row["seconds_between"] / row["steps_between"]
@@ -149,7 +149,7 @@ def describe(row: Mapping[str, Any], total: int | None, group_size: int) -> str:
 
 
 def outcome(database: Database, run: runs.Run) -> Iterator[str]:
-    """Lines about a run that ended: its evaluations, where its newest weights are, and how to look at it."""
+    """Yield lines about a finished run: its evaluations, its newest weights, and how to inspect it."""
     with database.transaction(read_only=True) as tx:
         pairs = tx.execute(query("run_evaluations"), {"run_id": run.id}).fetchall()
         for pair in pairs:
@@ -161,7 +161,7 @@ def outcome(database: Database, run: runs.Run) -> Iterator[str]:
         newest = policies.newest(tx, run.id)
     if newest is not None:
         yield f"model: version {newest.version} in {newest.checkpoint}"
-    yield f"look at it: trinity-db page, or trinity-db status {run.name}"
+    yield f"inspect it: trinity-db page, or trinity-db status {run.name}"
 
 
 def _figure(evaluation: Mapping[str, Any]) -> str:
@@ -169,5 +169,5 @@ def _figure(evaluation: Mapping[str, Any]) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text on one line: its beginning and its end, because an answer is often at the end."""
+    """Shorten a text to one line, keeping its end too, because an answer is often there."""
     return shorten(printable(" ".join(text.split())), SAMPLE_WIDTH) or "(empty)"

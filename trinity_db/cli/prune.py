@@ -1,4 +1,4 @@
-"""`trinity-db prune`: deletes payloads, metrics and processing records that runs need no more."""
+"""`trinity-db prune`: deletes payloads, metrics and processing records that runs no longer need."""
 
 from contextlib import closing
 from dataclasses import asdict
@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinity_db import ages
-from trinity_db.cli import disk, output
+from trinity_db.cli import output
 from trinity_db.cli.removal import RemovalLog
+from trinity_db.config import durations
 from trinity_db.errors import ConfigError
+from trinity_db.run import disk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trinity_db.database import Database
-    from trinity_db.store.pruning import Family, Pruned
+    from trinity_db.postgres.connection import Database
+    from trinity_db.store.pruning import Family, PrunedRows
     from trinity_db.store.runs import Run
 
 
@@ -25,38 +26,39 @@ def prune(
         str | None, typer.Argument(metavar="RUN", help="Name of a run; without it, all runs.")
     ] = None,
     payloads: Annotated[
-        bool, typer.Option("--payloads", help="Arrays of rows and of agents' calls that are done with.")
+        bool, typer.Option("--payloads", help="Arrays of finished rows and agents' calls.")
     ] = False,
-    metrics: Annotated[bool, typer.Option("--metrics", help="What the roles measured.")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Metrics of the roles.")] = False,
     processing: Annotated[
-        bool, typer.Option("--processing", help="Processing records of rows that are done with.")
+        bool, typer.Option("--processing", help="Processing records of finished rows.")
     ] = False,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Only what is older: 30d, 12h or 90m.")
+        str | None, typer.Option(metavar="AGE", help="Only data that is older: 30d, 12h or 90m.")
     ] = None,
     keep_versions: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, max=2**31 - 1, help="Keep what is of the newest N policy versions."),
+        typer.Option(metavar="N", min=0, max=2**31 - 1, help="Keep data of the newest N policy versions."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be deleted.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what went as a JSON list.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was deleted as a JSON list.")] = False,
 ) -> None:
-    """Delete payloads, metrics and processing records that runs need no more.
+    """Delete data that runs no longer need.
 
-    Say an age, a number of versions, or both; then what both allow goes. Without a family, all go. A
-    payload goes where no kept checkpoint can give its row back to be drawn; rows, texts, rewards and batches
-    stay. Runs work on meanwhile. If it was killed, repeat it: it goes on.
+    Deletes payloads, metrics and processing records. Give an age, a number of versions, or both; with
+    both, data must meet both. Without a kind of data, all kinds are deleted. A payload is deleted if no
+    kept checkpoint can return its row to the draw; rows, texts, rewards and batches stay. Runs keep
+    working. If the command is interrupted, repeat it: it continues.
 
     Example:
 
         trinity-db prune my-run --payloads --older-than 30d --dry-run
     """
-    from trinity_db.opening import open_database
+    from trinity_db.postgres.opening import open_database
     from trinity_db.store.pruning import CALLS, METRICS, PAYLOADS, PROCESSING
 
     if older_than is None and keep_versions is None:
-        raise typer.BadParameter("say --older-than AGE, --keep-versions N, or both")
+        raise typer.BadParameter("give --older-than AGE, --keep-versions N, or both")
     age = None if older_than is None else _age(older_than)
     named = [
         family
@@ -74,7 +76,7 @@ def prune(
         if not dry_run and not yes:
             what = ", ".join(family.name for family in families)
             whose = f"run '{run}'" if run is not None else f"all {len(found)} runs"
-            typer.confirm(f"Remove {what} of {whose} for good?", abort=True, err=True)
+            typer.confirm(f"Permanently delete {what} of {whose}?", abort=True, err=True)
         pruned = {one.name: _prune(database, one, families, age, keep_versions, dry_run) for one in found}
     if as_json:
         said = [
@@ -91,16 +93,16 @@ def prune(
 
 def _age(text: str) -> timedelta:
     try:
-        return ages.parse(text)
+        return durations.parse(text)
     except ValueError as error:
         raise typer.BadParameter(f"--older-than: {error}") from None
 
 
 def _runs(database: "Database", name: str | None) -> "list[Run]":
-    """The run of this name, or all that train.
+    """Return the run of this name, or all training runs.
 
     Raises:
-        ConfigError: it is a data set.
+        ConfigError: if it is a data set.
     """
     from trinity_db.schema.queries import query
     from trinity_db.schema.states import RunKind
@@ -112,7 +114,7 @@ def _runs(database: "Database", name: str | None) -> "list[Run]":
             return [runs.find(tx, each) for each in names]
         found = runs.find(tx, name)
     if found.kind != RunKind.TRAIN:
-        raise ConfigError(f"'{name}' is a data set, which runs read again; only runs are pruned.")
+        raise ConfigError(f"'{name}' is a data set, which runs may read again; only runs can be pruned.")
     return [found]
 
 
@@ -123,7 +125,7 @@ def _prune(
     age: timedelta | None,
     keep_versions: int | None,
     dry_run: bool,
-) -> "dict[str, Pruned]":
+) -> "dict[str, PrunedRows]":
     from trinity_db.store import pruning
 
     with database.transaction() as tx:
@@ -134,11 +136,11 @@ def _prune(
     }
 
 
-def _described(pruned: "dict[str, Pruned]") -> str:
+def _described(pruned: "dict[str, PrunedRows]") -> str:
     parts = []
     for name, count in pruned.items():
         archived = (
-            f", {count.archived} more in the archive, whose bytes its archiver frees"
+            f", {count.archived} more in the archive, where the archiver frees the space"
             if count.archived
             else ""
         )

@@ -1,4 +1,4 @@
-"""What `delete` and `prune` say while they remove rows, which may take minutes."""
+"""Progress log of `delete` and `prune`, which may take minutes to remove rows."""
 
 import logging
 import time
@@ -9,7 +9,7 @@ LINE_SECONDS = 5.0  # between lines
 
 
 class RemovalLog:
-    """A line now and then about how many rows of a run are gone so far."""
+    """Logs at intervals how many rows of a run are removed so far."""
 
     def __init__(self, doing: str, run: str) -> None:
         self._doing = doing

@@ -1,4 +1,4 @@
-"""`trinity-db replay`: a batch as the trainer saw it, in a file; and its draw, run again."""
+"""`trinity-db replay`: writes a batch as the trainer saw it to a file, or repeats its draw."""
 
 import json
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ import typer
 from trinity_db.cli import output
 from trinity_db.cli.formats import Format, write
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.inspection.formats import Column
-from trinity_db.inspection.words import jsonable
+from trinity_db.insight.columns import Column
+from trinity_db.insight.words import jsonable
 
 if TYPE_CHECKING:
     from trinity_db.store.batches import Row
@@ -36,8 +36,8 @@ COLUMNS = [
     Column("staleness", "int4"),
     Column("margin", "float8"),
 ]
-"""Of each row; logprobs, versions and temperatures have one entry for each 1 in the mask. A row has no
-temperatures if all its tokens were sampled at that of the run."""
+"""Columns of each row; logprobs, versions and temperatures have one entry per 1 in the mask. A row has no
+temperatures if all its tokens were sampled at the run's temperature."""
 
 FILE_TYPES = (".jsonl", ".parquet")
 
@@ -45,43 +45,41 @@ FILE_TYPES = (".jsonl", ".parquet")
 def replay(
     batch_id: Annotated[
         int,
-        typer.Argument(
-            min=0, max=2**63 - 1, metavar="BATCH", help="Id of a batch, as trinity-db batches lists it."
-        ),
+        typer.Argument(min=0, max=2**63 - 1, metavar="BATCH", help="Id of a batch, from trinity-db batches."),
     ],
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="Write its rows to this .jsonl or .parquet.")
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Run its draw again on what it could see then; fail if it differs."),
+        typer.Option("--check", help="Repeat its draw on the data of that time; fail if it differs."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as a JSON object.")] = False,
 ) -> None:
-    """Write what the trainer saw in one step, or run the draw of it again.
+    """Write a batch as the trainer saw it, or repeat its draw.
 
-    The rows are those that the trainer read, in its order: tokens, mask, log-probabilities, versions, and
-    the numbers used. The summary names the newest checkpoint at the time, and the last step it includes.
-    With a sampler that draws by SQL (mix, stratified, sql, or where) --check runs the recorded SELECT, and
-    needs a login that may only read.
+    The rows are what the trainer read, in its order: tokens, mask, log-probabilities, versions, and the
+    numbers used. The summary names the newest checkpoint at the time, and the last step that it includes. If
+    the sampler draws with SQL (mix, stratified, sql, or where), --check runs the recorded SELECT, and needs a
+    read-only login.
 
     Example:
 
         trinity-db replay 17 --to batch-17.jsonl --check
     """
     if to is None and not check:
-        raise typer.BadParameter("say --to FILE, --check, or both")
+        raise typer.BadParameter("give --to FILE, --check, or both")
     if to is not None and to.suffix not in FILE_TYPES:
-        raise ConfigError(f"{to}: unknown type of file; known are {', '.join(FILE_TYPES)}.")
-    from trinity_db.opening import open_reader
-    from trinity_db.privileges import refuse_writer
+        raise ConfigError(f"{to}: unknown file type; use one of {', '.join(FILE_TYPES)}.")
+    from trinity_db.postgres.logins import refuse_writer
+    from trinity_db.postgres.opening import open_reader
     from trinity_db.store.batches import read
     from trinity_db.store.replay import find, first_difference
 
     with closing(open_reader()) as database:
         with database.transaction(read_only=True) as tx:
             recorded = find(tx, batch_id)
-            if check and recorded.runs_select:  # it is data: a trainer's login may store any SELECT
+            if check and recorded.runs_select:  # untrusted: a trainer's login may store any SELECT
                 refuse_writer(tx, "the recorded SELECT of the batch")
             difference = first_difference(tx, recorded) if check else None
         rows = read(database, batch_id) if to is not None else []
@@ -106,13 +104,13 @@ def _write(to: Path, rows: "Sequence[Row]") -> None:
 
 
 def _shown(row: "Row") -> dict[str, Any]:
-    """The values of COLUMNS by name."""
+    """Values of COLUMNS, by name."""
     payload = row.payload
     logprobs, versions, temperatures = payload.logprobs, payload.versions, payload.temperatures
     arrays = {
         "token_ids": payload.token_ids.tolist(),
         "action_mask": payload.action_mask.astype(int).tolist(),
-        # The shortest decimals that are these float32.
+        # The shortest decimals that round to these float32 values.
         "logprobs": None if logprobs is None else [float(str(value)) for value in logprobs],
         "versions": None if versions is None else versions.tolist(),
         "temperatures": None if temperatures is None else [float(str(value)) for value in temperatures],
@@ -121,13 +119,13 @@ def _shown(row: "Row") -> dict[str, Any]:
 
 
 def _where(recorded: "Recorded") -> str:
-    """Where the weights are that a batch was drawn at."""
+    """Location of the weights at which a batch was drawn."""
     from trinity_db.weights import packed
 
     folder = recorded.checkpoint
     if folder is None:
         return "its checkpoint is gone"
-    return f"{packed.place_of(folder)}, a delta" if packed.is_packed(folder) else str(folder)
+    return f"{packed.delta_folder(folder)}, a delta" if packed.is_packed(folder) else str(folder)
 
 
 def _print(recorded: "Recorded", to: Path | None, is_same: bool) -> None:

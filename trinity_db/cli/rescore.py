@@ -1,4 +1,4 @@
-"""`trinity-db rescore`: judge stored rows of a run again, by steps that are newer than their rewards."""
+"""`trinity-db rescore`: judges stored rows of a run again, with steps that are newer than their rewards."""
 
 import sys
 import time
@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trinity_db.cli import output
-from trinity_db.cli.again import wait_for_upgrade
 from trinity_db.cli.roles import STOPPED, stoppable
 from trinity_db.errors import ConfigError
+from trinity_db.run.restart_command import wait_for_upgrade
 
 if TYPE_CHECKING:
-    from trinity_db.configuration import RunConfig
-    from trinity_db.database import Database
+    from trinity_db.postgres.connection import Database
     from trinity_db.processors.config import ScoreStepConfig
-    from trinity_db.processors.rescore import Rescorer, Work
-    from trinity_db.processors.step import Step
-    from trinity_db.store.rescore import Selection
+    from trinity_db.processors.jobs.rescore import Rescorer, Work
+    from trinity_db.processors.lists.step import Step
+    from trinity_db.run.configuration import RunConfig
+    from trinity_db.store.rescore import RescoreSelection
     from trinity_db.store.runs import Run
 
-LINE_SECONDS = 10.0  # between two lines where there is no terminal
-LOOK_SECONDS = 0.5  # between two looks at how far it is, on a terminal
+LINE_SECONDS = 10.0  # between two lines without a terminal
+LOOK_SECONDS = 0.5  # between two updates of the progress on a terminal
 LABELS = {
     "list_version": "version of the list",
     "groups": "groups",
     "rows": "rows",
-    "changed": "with another reward",
-    "kept": "kept as a person or program corrected them",
+    "changed": "with a changed reward",
+    "kept": "kept, as a person or program corrected them",
     "failed": "failed",
     "seconds": "seconds",
 }
@@ -45,8 +45,8 @@ Steps = Annotated[
     typer.Option(
         "--steps",
         metavar="STEP|FILE",
-        help="Ask this step alone, of the run or another one, or those under score in a YAML file; "
-        "may be repeated. Without: all scoring steps of the run.",
+        help="Run only this step, of the run or another one, or the steps under score in a YAML file; "
+        "may be repeated. Default: all scoring steps of the run.",
     ),
 ]
 Versions = Annotated[
@@ -62,19 +62,19 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="SQL",
-        help="Groups with a row for which this holds, on the columns of experience_view.",
+        help="Groups with a row that meets this SQL condition on the columns of experience_view.",
     ),
 ]
-Rate = Annotated[float | None, typer.Option("--rate", metavar="N", min=0.001, help="Rows a second, at most.")]
+Rate = Annotated[float | None, typer.Option("--rate", metavar="N", min=0.001, help="Limit: rows per second.")]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config",
         metavar="CONFIG",
-        help="The run's file, if its steps name code, files, addresses or variables.",
+        help="Configuration of the run, if its steps name code, files, addresses or variables.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Count what would be judged, and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Count the rows to judge, and change nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
 
 
@@ -89,27 +89,27 @@ def rescore(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Judge stored rows again by the scoring steps as they are now, while the run trains or after it.
+    """Judge stored rows again with the current scoring steps.
 
-    What the steps say now follows what they said, as new reward events. The next draw uses the new rewards;
-    what batches used stays recorded with them, and the column reward of policy_progress does not change. A
-    step that is not the run's own stands beside the reward, with weight 0, unless a file gives it a weight.
-    Steps that are code, or that name files, addresses or variables, are taken from --config alone: the store
-    is not trusted to name any.
+    The run may be training meanwhile. New results are added as reward events that supersede the old ones.
+    The next draw uses the new rewards; batches keep the rewards that they used, and the column reward of
+    policy_progress does not change. A step that is not in the run's configuration gets weight 0, unless a
+    file gives it a weight. Steps that are code, or that name files, addresses or variables, come only
+    from --config, because the store is not trusted to name them.
 
-    Rows that were judged by the same version of a step are passed over, so the same command goes on where it
-    was stopped. Several may work at once. If a row fails, its group keeps its rewards and the exit code is
-    1.
+    Rows that the same version of a step has judged are skipped, so you can repeat an interrupted command to
+    continue. Several commands may run at once. If a row fails, its group keeps its rewards and the exit code
+    is 1.
 
     Example:
 
         trinity-db rescore demo-1 --where "state = 'ready'" --rate 50
     """
-    from trinity_db.opening import open_database
-    from trinity_db.service import LEASE_SECONDS
-    from trinity_db.store.rescore import Selection
+    from trinity_db.postgres.opening import open_database
+    from trinity_db.store.rescore import RescoreSelection
+    from trinity_db.worker.service import LEASE_SECONDS
 
-    selection = Selection(version, taskset, where)
+    selection = RescoreSelection(version, taskset, where)
     with stoppable():
         wait_for_upgrade()
         with closing(open_database(LEASE_SECONDS)) as database:
@@ -122,13 +122,13 @@ def _rescore(
     run: "Run",
     config: "RunConfig",
     named: Sequence[str],
-    selection: "Selection",
+    selection: "RescoreSelection",
     rate: float | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    from trinity_db.processors.rescore import Rescorer, Work
-    from trinity_db.processors.step import Context
+    from trinity_db.processors.jobs.rescore import Rescorer, Work
+    from trinity_db.processors.lists.step import Context
 
     chosen = _steps(config, named)
     work = Work(chosen, is_whole=not named, among=_selected(database, run, selection), rate=rate)
@@ -144,21 +144,20 @@ def _rescore(
 def _run_to_rescore(
     database: "Database", name: str, path: Path | None, named: Sequence[str]
 ) -> "tuple[Run, RunConfig]":
-    """The run, and how its rows are judged: as a file says, or as its own configuration does.
+    """Return the run, and the configuration for judging its rows: of a file, or else its stored one.
 
     Raises:
-        TrinityError: there is no such run, or none whose rows steps judge; or the steps that are to be asked
-            are code, or name a file, an address or a variable, and no file of the caller names them.
+        TrinityError: if the run does not exist, or steps do not judge its rows; or if steps to run are
+            code, or name a file, an address or a variable, and no file of the caller names them.
     """
-    from trinity_db import model_revisions, trust
-    from trinity_db.cli import launch
-    from trinity_db.configuration import RunConfig
-    from trinity_db.processors import lists
+    from trinity_db.config.base import STORED, validate
+    from trinity_db.processors.config import TEACHER
+    from trinity_db.run import joining, model_revisions, trust
+    from trinity_db.run.configuration import RunConfig
     from trinity_db.schema.states import RunKind
-    from trinity_db.settings import validate
     from trinity_db.store import runs
 
-    given = launch.read(path, ()) if path is not None else None
+    given = joining.read(path, ()) if path is not None else None
     with database.transaction() as tx:
         run = runs.find(tx, name)
     runs.check_stays(run)
@@ -166,30 +165,29 @@ def _run_to_rescore(
         raise ConfigError(f"'{name}' is an imported data set, whose rows no step has judged.")
     if given is not None:
         return run, model_revisions.pinned(given, run.config)
-    config = validate(RunConfig, run.config, f"The configuration of run '{name}'", context="stored")
+    config = validate(RunConfig, run.config, f"The configuration of run '{name}'", context=STORED)
     asked = [step for step in config.processors.score if not named or step.name in named]
-    rewarding = [step for step in asked if lists.LISTS["score"].says(step.name) is None]
+    rewarding = [step for step in asked if step.name != TEACHER]
     trust.check_stored(run.name, {"processors.score": rewarding})
     return run, config
 
 
 def _steps(config: "RunConfig", named: Sequence[str]) -> "list[Step]":
-    """The steps that are to be asked, checked and not yet ready. A teacher gives no reward, and is left out.
+    """Return the steps to run, checked but not yet set up. Teachers give no rewards, and are left out.
 
     Raises:
-        ConfigError: a step is not there, or does not take its options; or there is none.
+        ConfigError: if a step does not exist or does not accept its options, or no step is left.
     """
-    from trinity_db.processors import lists
-    from trinity_db.processors.config import ProcessorsConfig
+    from trinity_db.processors.config import TEACHER, ProcessorsConfig
+    from trinity_db.processors.lists import lists
 
-    score = lists.LISTS["score"]
     configs = _named(config, named) if named else config.processors.score
-    configs = [step for step in configs if score.says(step.name) is None]
+    configs = [step for step in configs if step.name != TEACHER]
     if not configs:
         raise ConfigError(
             f"Run '{config.name}' has no step that gives a reward; name one with --steps."
             if not named
-            else "--steps: names no step that gives a reward."
+            else "--steps names no step that gives a reward."
         )
     found = lists.load(ProcessorsConfig(clean=[], score=configs))["score"]
     for step in found:
@@ -198,16 +196,17 @@ def _steps(config: "RunConfig", named: Sequence[str]) -> "list[Step]":
 
 
 def _named(config: "RunConfig", named: Sequence[str]) -> "list[ScoreStepConfig]":
-    """The steps that --steps names.
+    """Return the steps that --steps names.
 
-    A step of the run has the options and the weight that it has there. Another one stands beside the reward,
-    unless a file says its weight: two judges do not add up by accident.
+    A step of the run keeps its options and weight. Any other step gets weight 0, unless a file sets its
+    weight, so that two judges are not added up by accident.
 
     Raises:
-        ConfigError: a file holds no steps, or a step cannot be configured so.
+        ConfigError: if a file contains no steps, or a step's configuration is invalid.
     """
-    from trinity_db import model_revisions, settings
+    from trinity_db.config.base import validate
     from trinity_db.processors.config import ProcessorsConfig
+    from trinity_db.run import model_revisions
 
     own = {step.name: step for step in config.processors.score}
     found: list[Any] = []
@@ -216,18 +215,18 @@ def _named(config: "RunConfig", named: Sequence[str]) -> "list[ScoreStepConfig]"
             found += [_weighed(step, own) for step in _in_file(Path(one))]
         else:
             found.append(own[one].model_dump() if one in own else {"name": one, "weight": 0.0})
-    steps = settings.validate(ProcessorsConfig, {"clean": [], "score": found}, "--steps").score
+    steps = validate(ProcessorsConfig, {"clean": [], "score": found}, "--steps").score
     return [model_revisions.pinned_step(step) for step in steps]
 
 
 def _in_file(path: Path) -> list[Any]:
-    from trinity_db import settings
+    from trinity_db.config.base import content_of
 
-    content = settings.content_of(path)
+    content = content_of(path)
     section = content.get("processors", content)
     found = section.get("score") if isinstance(section, dict) else None
     if not isinstance(found, list):
-        raise ConfigError(f"{path}: holds no steps; list them under score, as processors of a run have them.")
+        raise ConfigError(f"{path}: contains no steps; list them under score, as in the processors of a run.")
     return found
 
 
@@ -240,11 +239,11 @@ def _weighed(step: Any, own: "Mapping[str, ScoreStepConfig]") -> Any:
     return {**given, "weight": 0.0 if known is None else known.weight}
 
 
-def _selected(database: "Database", run: "Run", selection: "Selection") -> list[int] | None:
-    """The groups that are selected; None if all are.
+def _selected(database: "Database", run: "Run", selection: "RescoreSelection") -> list[int] | None:
+    """Return the selected groups; None for all groups.
 
     Raises:
-        TrinityError: there is no such taskset, or the condition cannot be asked.
+        TrinityError: if a taskset does not exist, or the condition cannot be evaluated.
     """
     from trinity_db.store import rescore, runs
 
@@ -257,7 +256,7 @@ def _selected(database: "Database", run: "Run", selection: "Selection") -> list[
 
 
 def _counted(database: "Database", run: "Run", work: "Work") -> dict[str, Any]:
-    """What would be judged."""
+    """Count the rows to judge."""
     from trinity_db.store import rescore
 
     records = [step.record() for step in work.steps]
@@ -268,10 +267,10 @@ def _counted(database: "Database", run: "Run", work: "Work") -> dict[str, Any]:
 
 
 def _carry_out(rescorer: "Rescorer", as_json: bool) -> None:
-    """Judge, say on stderr how far it is, and print what was done.
+    """Judge, report progress on stderr, and print the outcome.
 
     Raises:
-        Exit: rows failed, or a signal came.
+        Exit: if rows failed, or a signal came.
     """
     begun = time.monotonic()
     with _progress(rescorer):
@@ -281,10 +280,10 @@ def _carry_out(rescorer: "Rescorer", as_json: bool) -> None:
     facts = _facts(rescorer.run.name, rescorer.steps) | {"list_version": rescorer.list_version}
     _print(facts | done | {"seconds": round(seconds, 1)}, as_json)
     if rescorer.stopping:
-        print("Stopped; the same command goes on where it stopped.", file=sys.stderr)
+        print("Stopped; repeat the command to continue.", file=sys.stderr)
         raise typer.Exit(STOPPED)
     if done["failed"]:
-        said = "Groups with rows that failed keep their rewards; the same command tries them again."
+        said = "Groups with failed rows keep their rewards; repeat the command to retry them."
         print(said, file=sys.stderr)
         raise typer.Exit(1)
 
@@ -298,7 +297,7 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
         output.print_json(facts)
         return
     steps = [
-        f"{name}, weight {weight:g}{'' if weight else ' (beside the reward)'}"
+        f"{name}, weight {weight:g}{'' if weight else ' (not part of the reward)'}"
         for name, weight in facts["steps"].items()
     ]
     said = {label: facts[name] for name, label in LABELS.items() if name in facts}
@@ -307,7 +306,7 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
 
 @contextmanager
 def _progress(rescorer: "Rescorer") -> Iterator[None]:
-    """Say on stderr how far it is: often on a terminal, now and then elsewhere."""
+    """Report progress on stderr: often on a terminal, at longer intervals elsewhere."""
     over = Event()
     is_terminal = sys.stderr.isatty()
     end = "\r" if is_terminal else "\n"

@@ -1,7 +1,7 @@
-"""The commands of the roles: explore, process and train are one process each; run supervises all of them.
+"""The commands of the roles: explore, process and train run one role each; run supervises all of them.
 
-A role that SIGTERM, SIGHUP or Ctrl-C stops ends with exit code 0, from its first moment on. Only
-process --drain ends with 130 then, because a script that waits for it would take the remaining rows for done.
+A role stopped by SIGTERM, SIGHUP or Ctrl-C exits with code 0, even during its start. Only process --drain
+then exits with 130, because a script that waits for it would otherwise believe that all rows are processed.
 """
 
 import signal
@@ -13,21 +13,21 @@ from typing import Annotated
 
 import typer
 
-from trinity_db.cli.again import Again, wait_for_upgrade
-from trinity_db.endings import endings
+from trinity_db.run.restart_command import Again, wait_for_upgrade
+from trinity_db.worker.signals import endings
 
-STOPPED = 130  # the exit code that shells give a command that Ctrl-C ended
+STOPPED = 130  # exit code that shells report for a command ended by Ctrl-C
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's configuration, a YAML file.")]
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration of the run, a YAML file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as --set trainer.learning_rate=1e-5."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set trainer.learning_rate=1e-5."),
 ]
 FromStart = Annotated[
     bool,
     typer.Option(
         "--from-start",
-        help="If none of the run's checkpoints is whole, train again from the starting model.",
+        help="If all checkpoints of the run are damaged, train again from the starting model.",
     ),
 ]
 FromVersion = Annotated[
@@ -37,7 +37,7 @@ FromVersion = Annotated[
         metavar="N",
         min=1,
         max=2**31 - 1,
-        help="Go on from the checkpoint of a version that the server has lost; its folder is named *.later.",
+        help="Resume from the checkpoint of a version that the server lost; its folder is named *.later.",
     ),
 ]
 
@@ -45,7 +45,7 @@ Change = Annotated[
     bool,
     typer.Option(
         "--change",
-        help="Let an existing run go on with this configuration, if the keys that differ allow it.",
+        help="Change an existing run to this configuration, if the keys that differ allow it.",
     ),
 ]
 
@@ -56,7 +56,7 @@ Groups = Annotated[
         metavar="N",
         min=1,
         max=2**31 - 1,
-        help="Explore without a trainer, and end when the run has N rollout groups.",
+        help="Explore without a trainer, and stop when the run has N rollout groups.",
     ),
 ]
 
@@ -67,42 +67,46 @@ def explore(
     groups: Groups = None,
     change: Change = False,
 ) -> None:
-    """Sample rollouts for a run, with every policy version as it appears, until the run is finished.
+    """Sample rollouts for a run until it finishes.
 
-    With --groups it needs no trainer: it publishes the starting model as version 0 if the run has none.
-    Several explorers share the N groups, and a restart goes on where they were.
+    Uses each policy version as soon as it is published. With --groups no trainer is needed: the command
+    publishes the starting model as version 0 if the run has no version. Several explorers share the N
+    groups, and a restarted one continues.
 
     Example:
 
         trinity-db explore configs/gsm8k/explore.yaml
     """
-    from trinity_db.cli import launch
+    from trinity_db.run import joining
+    from trinity_db.run.explore import run_explorer
 
     with stoppable():
         wait_for_upgrade()
-        launch.explore(launch.read(config, overrides), change, groups)
+        run_explorer(joining.read(config, overrides, joins=True), change, groups)
 
 
 def process(
     config: Config,
     overrides: Overrides = None,
-    drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to process.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="Stop when nothing is left to process.")] = False,
     change: Change = False,
 ) -> None:
-    """Clean and score rollouts, settle groups, derive pairs and archive, until the run is finished.
+    """Process the rollouts of a run until it finishes.
 
-    The configuration says which of these it does. With --drain it processes the rows that are there, and
-    ends: use it before training, to derive pairs from imported rows, or after a run, to archive it.
+    Cleans and scores rollouts, settles groups, derives pairs and archives. The configuration selects
+    which of these it does. With --drain it processes the existing rows, and stops: use it before
+    training, to derive pairs from imported rows, or after a run, to archive it.
 
     Example:
 
         trinity-db process configs/gsm8k/explore.yaml
     """
-    from trinity_db.cli import launch
+    from trinity_db.run import joining
+    from trinity_db.run.process import run_processors
 
     with stoppable():
         wait_for_upgrade()
-        if launch.process(launch.read(config, overrides), drain, change):
+        if run_processors(joining.read(config, overrides), drain, change):
             return
     if drain:
         raise typer.Exit(STOPPED)
@@ -115,23 +119,23 @@ def train(
     from_version: FromVersion = None,
     change: Change = False,
 ) -> None:
-    """Train a run's policy, from its latest checkpoint, until its last step.
+    """Train a run's policy from its latest checkpoint.
 
     On several GPUs it starts a process for each, which computes its share of every step (trainer.ranks). On
-    several machines torchrun starts them, by its own options: torchrun ... -m trinity_db train CONFIG
+    several machines start the processes with torchrun: torchrun ... -m trinity_db train CONFIG
 
     Example:
 
         trinity-db train configs/gsm8k/dpo.yaml --set trainer.epochs=2
     """
-    from trinity_db.cli import launch
+    from trinity_db.run import joining, train
 
-    if launch.is_follower():
-        launch.follow()
+    if train.is_follower():
+        train.follow()
         return
     with stoppable():
         wait_for_upgrade()
-        launch.train(launch.read(config, overrides), from_start, from_version, change)
+        train.run_trainer(joining.read(config, overrides, joins=True), from_start, from_version, change)
 
 
 def run(
@@ -145,38 +149,40 @@ def run(
         typer.Option(
             "--ray",
             metavar="ADDRESS",
-            help="Let Ray give the roles machines of the cluster at HOST:PORT; local: one on this machine.",
+            help="Run the roles on the Ray cluster at HOST:PORT; local: a cluster on this machine.",
         ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
 ) -> None:
-    """Run all roles of a run as processes, restart what dies, and end with the run or on Ctrl-C.
+    """Run all roles of a run, and restart those that die.
 
-    Each line shows steps, the time left, rewards, response length, drops, staleness and who waits; every
-    tenth one has a sample. The last lines name the model's folder.
+    Each role is a process. The command ends with the run, or on Ctrl-C. Each line shows steps, the time
+    left, rewards, response length, drops, staleness and who waits; every tenth line has a sample. The
+    last lines name the model's folder.
 
-    With --change an existing run goes on with another configuration: learning rate, schedule, steps,
+    With --change an existing run continues with a changed configuration: learning rate, schedule, steps,
     staleness limit, rewards, sampler, and other keys that its rows do not depend on. Stop its roles first.
 
     Example:
 
         trinity-db run configs/gsm8k/explore.yaml
     """
-    from trinity_db.cli import launch, supervise
+    from trinity_db.cli import supervise
+    from trinity_db.run import joining
 
     with stoppable():
         wait_for_upgrade()
         once = ["--from-start"] if from_start else []
         once += ["--from-version", str(from_version)] if from_version is not None else []
-        read, arguments = launch.read(config, overrides), launch.arguments(config, overrides)
+        read, arguments = joining.read(config, overrides), joining.arguments(config, overrides)
         supervise.run(read, arguments, once, change, ray, quiet)
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """A signal before the work begins ends the command at once; roles at work end in their own way.
+    """Context in which a signal ends the command before its work begins; active roles handle signals.
 
-    If the store is upgraded meanwhile, the command starts again. What it does within then begins by
+    If the store is upgraded meanwhile, the command restarts. Code in this context should begin with
     `wait_for_upgrade`.
     """
     again = Again()
@@ -185,6 +191,6 @@ def stoppable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("Stopped; the same command goes on where it stopped.", file=sys.stderr)
-    except Exception as error:  # of any kind: it decides itself which of them an upgrade explains
+        print("Stopped; repeat the command to continue.", file=sys.stderr)
+    except Exception as error:  # any kind: it decides whether an upgrade explains the error
         again.ask(error)

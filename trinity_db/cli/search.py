@@ -1,4 +1,4 @@
-"""`trinity-db search`: rows that have some words, or that are like another row."""
+"""`trinity-db search`: finds rows that contain words, or that are similar to another row."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -9,58 +9,58 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trinity_db.cli import output
-from trinity_db.inspection.words import printable
+from trinity_db.insight.words import printable
 
 if TYPE_CHECKING:
     from psycopg.rows import DictRow
 
-    from trinity_db.database import Database
-    from trinity_db.processors.meaning import Models
+    from trinity_db.postgres.connection import Database
+    from trinity_db.processors.jobs.semantic_search import Models
 
 COLUMNS = ("experience", "run", "state", "version", "reward", "score", "response")
 NUMBERS = ("experience", "version", "reward", "score")
 EXPENDABLE = ("version", "state", "run")
-TEXT = 120  # characters of a response in the table; --json has all of it
+TEXT = 120  # characters of a response in the table; --json prints it whole
 LONGEST_RUN = 3  # words
 
 
 def search(
     wanted: Annotated[
-        str, typer.Argument(metavar="WORDS|ID", help="Words, or the id of a row that others are to be like.")
+        str, typer.Argument(metavar="WORDS|ID", help="Words, or the id of a row to find similar rows of.")
     ],
     run: Annotated[
-        str | None, typer.Option("--run", metavar="NAME", help="Of this run or data set only.")
+        str | None, typer.Option("--run", metavar="NAME", help="Only rows of this run or data set.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="How many to list.")] = 10,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Number of rows to list.")] = 10,
     by_words: Annotated[
-        bool, typer.Option("--by-words", help="Compare texts, although the run has vectors.")
+        bool, typer.Option("--by-words", help="Compare texts even if the run has vectors.")
     ] = False,
     config: Annotated[
         list[Path] | None,
         typer.Option(
             "--config",
             metavar="FILE",
-            help="Configuration of the run, whose step embed names the model for WORDS; may be repeated.",
+            help="Configuration of the run whose step embed names the model for WORDS; may be repeated.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with whole texts.")] = False,
 ) -> None:
-    """Find rows by meaning or by words, or rows whose response is like that of a row.
+    """Find rows by meaning or words, or rows similar to a row.
 
     If the clean step `embed` has written vectors, rows are found by the meaning of their responses, and the
-    score is a cosine. Words then need --config: only a model that your configuration names gets them. Without
-    vectors all words have to be in the prompt or the response. As on the web, `or`
-    stands between alternatives, -word leaves rows out, and "a phrase" in quotation marks stands together.
+    score is a cosine. Searching by words then needs --config, because only a model that your configuration
+    names receives them. Without vectors all words must be in the prompt or the response. As in web search,
+    `or` separates alternatives, -word excludes rows, and "a phrase" in quotation marks must occur as written.
 
-    A whole number is the id of a row; for a number as a word, put it in quotation marks. Without vectors rows
-    are alike by the share of runs of three words that both responses have.
+    A whole number is the id of a row; put a number in quotation marks to search for it as a word. Without
+    vectors, similarity is the share of three-word sequences that both responses contain.
 
     Example:
 
         trinity-db search "apples -pears" --run demo-1
         trinity-db search "the model gives up" --config my-run.yaml
     """
-    from trinity_db.opening import open_reader
+    from trinity_db.postgres.opening import open_reader
     from trinity_db.store import runs
 
     if any("\ud800" <= letter <= "\udfff" for letter in wanted):
@@ -79,7 +79,7 @@ def search(
         cells = [[_cell(one[column]) for column in COLUMNS] for one in found]
         console.print(output.fitted(COLUMNS, cells, console.width, EXPENDABLE, NUMBERS))
     else:
-        print(f"No row {f'is like {wanted}' if by_id else f'has {wanted!r}'}.")
+        print(f"No row {f'is similar to {wanted}' if by_id else f'contains {wanted!r}'}.")
 
 
 def _by_meaning(
@@ -90,14 +90,14 @@ def _by_meaning(
     limit: int,
     configs: Sequence[Path],
 ) -> "list[DictRow] | None":
-    """Rows by their vectors; None where there are none."""
-    from trinity_db.processors import meaning
+    """Find rows by their vectors; None without vectors."""
+    from trinity_db.processors.jobs import semantic_search
     from trinity_db.store import search as rows
 
     if by_id:
-        best = meaning.like(database, int(wanted), run_id, limit)
+        best = semantic_search.like(database, int(wanted), run_id, limit)
     else:
-        best = meaning.by_words(database, wanted, run_id, limit, embedding_models(configs))
+        best = semantic_search.by_words(database, wanted, run_id, limit, embedding_models(configs))
     if best is None:
         return None
     with database.transaction(read_only=True) as tx:
@@ -105,16 +105,16 @@ def _by_meaning(
 
 
 def embedding_models(configs: Sequence[Path]) -> "Models":
-    """The models that the steps `embed` of these configuration files name.
+    """Return the models that the steps `embed` in these configuration files name.
 
     Raises:
-        ConfigError: a file cannot be read, or a model's folder is missing.
+        ConfigError: if a file cannot be read, or a model's folder is missing.
     """
-    from trinity_db.cli import launch
-    from trinity_db.opening import open_reader
-    from trinity_db.processors.meaning import Models
+    from trinity_db.postgres.opening import open_reader
+    from trinity_db.processors.jobs.semantic_search import Models
+    from trinity_db.run import joining
 
-    return Models(launch.pinned(launch.read(path, ()), open_reader).processors for path in configs)
+    return Models(joining.pinned(joining.read(path, ()), open_reader).processors for path in configs)
 
 
 def _by_text(
@@ -128,8 +128,8 @@ def _by_text(
 
 
 def _likeness(asked: str) -> Callable[[str], float]:
-    """How much alike another response is: the share of runs of words that are in both, of those in either."""
-    from trinity_db.processors.words import runs, words
+    """Return a similarity measure: the share of word sequences in both responses among those in either."""
+    from trinity_db.processors.jobs.words import runs, words
     from trinity_db.store.neighbours import jaccard
 
     split = words(asked)

@@ -1,4 +1,4 @@
-"""`trinity-db show`: one experience with everything that the store knows of it."""
+"""`trinity-db show`: one experience with all its data in the store."""
 
 import json
 import sys
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trinity_db.cli import output
-from trinity_db.inspection.words import cell, moment, printable, scalar
+from trinity_db.insight.words import cell, moment, printable, scalar
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 HISTORY = {
+    "sequences": ("num_tokens", "paths", "state", "reward"),
     "rewards": ("latest", "weight", "created_by", "detail"),
     "parks": ("answered_by", "resumed_at", "answered_at"),
     "processing": ("processor_version", "attempt"),
@@ -32,30 +33,31 @@ HISTORY = {
         "included_version",
     ),
 }
-"""The tables about an experience, each with the columns that a narrow terminal leaves out."""
-TOKENS = 100  # rows; people scroll through as many
-STRETCH = 40  # characters of masked tokens: what they say stands above
+"""Tables about an experience, each with the columns that a narrow terminal leaves out."""
+TOKENS = 100  # rows; people scroll through this many
+STRETCH = 40  # characters of masked tokens, whose text is shown above in full
 
 
 def show(
     experience_id: Annotated[
         int, typer.Argument(min=0, max=2**63 - 1, metavar="ID", help="Id of an experience.")
     ],
-    tokens: Annotated[int, typer.Option(min=0, help="How many rows of tokens; 0: none.")] = TOKENS,
+    tokens: Annotated[int, typer.Option(min=0, help="Number of rows of tokens; 0: none.")] = TOKENS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all tokens.")] = False,
 ) -> None:
     """Show one experience in full.
 
-    Its text, rewards, processing, drops, preferences and batches. Then its tokens: each trained token with
-    its text, log-probability and policy version, and one row for each stretch of masked tokens. The text
-    comes from the tokenizer of the run's model. Without the tokenizer only the ids are shown.
+    Prints its text, rewards, processing, drops, preferences and batches. Then its tokens: each trained token
+    with its text, log-probability and policy version, and one row for each stretch of masked tokens. The
+    texts come from the tokenizer of the run's newest version that is below TRINITY_DB_HOME, or in a folder
+    with a trainer's run.json. Without one only the ids are shown.
 
     Example:
 
         trinity-db show 1
     """
-    from trinity_db.inspection import show
-    from trinity_db.opening import open_reader
+    from trinity_db.insight import show
+    from trinity_db.postgres.opening import open_reader
 
     with closing(open_reader()) as database:
         found = show.experience(database, experience_id)
@@ -73,9 +75,9 @@ def show(
 def _print(console: "Console", found: dict[str, Any], num_tokens: int) -> None:
     from rich.text import Text
 
-    apart = (*HISTORY, "tokens", "task_payload", "prompt", "response", "messages", "environment")
+    apart = (*HISTORY, "tokens", "task_payload", "prompt", "response", "messages", "environment", "output")
     console.print(output.facts({key: _cell(value) for key, value in found.items() if key not in apart}))
-    for key in ("task_payload", "messages", "environment", "prompt", "response"):
+    for key in ("task_payload", "messages", "environment", "prompt", "response", "output"):
         if found[key] is not None:
             console.print(f"\n{key}", style="bold")
             console.print(Text(printable(scalar(found[key]))))
@@ -89,7 +91,7 @@ def _print(console: "Console", found: dict[str, Any], num_tokens: int) -> None:
 
 
 def _cell(value: Any) -> str | None:
-    """A value in the form that people read; None where there is none."""
+    """Format a value for people; None if there is nothing to show."""
     if isinstance(value, datetime):
         return moment(value)
     return None if value is None else cell(value)
@@ -101,13 +103,13 @@ def _print_tokens(console: "Console", tokens: Mapping[str, Any], limit: int) -> 
     console.print("\ntokens", style="bold")
     console.print(output.fitted(columns, rows[:limit], console.width, numbers=columns[3:]))
     if "no_texts" in tokens:
-        console.print(printable(f"Without their text: {tokens['no_texts']}"))
+        console.print(printable(f"Texts are missing: {tokens['no_texts']}"))
     if len(rows) > limit:
-        console.print(f"{len(rows) - limit} more rows of tokens: --tokens {len(rows)}")
+        console.print(f"{len(rows) - limit} more rows of tokens: use --tokens {len(rows)}")
 
 
 def _token_rows(tokens: Mapping[str, Any]) -> Iterator[list[str]]:
-    """A row for each trained token, and one for each stretch of masked tokens between them."""
+    """Yield a row for each trained token, and one for each stretch of masked tokens between them."""
     ids, mask, texts = tokens["token_ids"], tokens["action_mask"], tokens["texts"]
     given = (tokens[key] or [None] * sum(mask) for key in ("logprobs", "versions"))
     numbers = zip(*given, strict=True)
@@ -126,5 +128,5 @@ def _token_rows(tokens: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def _quoted(texts: Sequence[str] | None, start: int, end: int) -> str:
-    """The text of tokens in quotes, so that blanks and line ends are seen."""
+    """Text of tokens in quotes, so that blanks and line ends are visible."""
     return "" if texts is None else json.dumps("".join(texts[start:end]), ensure_ascii=False)

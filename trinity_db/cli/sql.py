@@ -1,8 +1,8 @@
-"""`trinity-db sql`: one statement, by a login that may not write unless it is asked to.
+"""`trinity-db sql`: runs one statement, with a read-only login by default.
 
-A read-only transaction would not do: a superuser's statement may run a program on the server, which writes.
+A read-only transaction would not be enough: a superuser's statement may run a program on the server.
 
-Rows are streamed, not fetched: a million of them need the memory of a thousand.
+Rows are streamed: a million rows need the memory of a thousand.
 """
 
 import math
@@ -20,14 +20,14 @@ from trinity_db.errors import ConfigError, TrinityError
 if TYPE_CHECKING:
     import psycopg
 
-    from trinity_db.database import Transaction
+    from trinity_db.postgres.connection import Transaction
 
-CHUNK = 1000  # rows that travel together; a round trip a row would take ten times as long
+CHUNK = 1000  # rows per transfer; one round trip per row would take ten times as long
 
-QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="One statement; - reads it from stdin.")]
-FormatOption = Annotated[Format, typer.Option(help="How rows are written.")]
+QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="SQL statement; - reads it from stdin.")]
+FormatOption = Annotated[Format, typer.Option(help="Output format of rows.")]
 OutputOption = Annotated[
-    Path | None, typer.Option("--output", metavar="FILE", help="Write to a file in place of stdout.")
+    Path | None, typer.Option("--output", metavar="FILE", help="Output file. Default: stdout.")
 ]
 TimeoutOption = Annotated[
     float,
@@ -35,7 +35,7 @@ TimeoutOption = Annotated[
         min=0,
         max=1_000_000,
         metavar="SECONDS",
-        help="Longest the statement may take, rows included; 0: any.",
+        help="Time limit of the statement, including its rows; 0: none.",
     ),
 ]
 WriteOption = Annotated[bool, typer.Option("--write", help="Let the statement change the store.")]
@@ -53,25 +53,25 @@ def sql(
     Tables and views are found without their schema: experience_view, policy_progress, batch_view, drop_view,
     lease_view, reward_change_view, awaited_reward_view.
 
-    Without --write the statement runs by a login that may only read: the embedded server has one, for another
-    server TRINITY_DB_READ_URL names one.
+    Without --write the statement runs with a read-only login: the embedded server has one, for another server
+    TRINITY_DB_READ_URL names one.
 
-    --format svg draws the rows: the first column is the x axis, each other one a line.
+    --format svg draws the rows: the first column is the x axis, each other column a line.
 
     Example:
 
         trinity-db sql "SELECT version, reward FROM policy_progress"
     """
     if format is Format.PARQUET and file is None and sys.stdout.isatty():
-        raise typer.BadParameter("parquet is no text: give --output FILE or redirect stdout")
+        raise typer.BadParameter("parquet is binary: give --output FILE or redirect stdout")
     if math.isnan(timeout):
-        raise typer.BadParameter("--timeout is a number of seconds")
+        raise typer.BadParameter("--timeout must be a number of seconds")
     import psycopg
 
-    from trinity_db.database import connect
-    from trinity_db.inspection.statements import explain
-    from trinity_db.opening import open_database, open_reader
-    from trinity_db.privileges import refuse_writer
+    from trinity_db.insight.statements import explain
+    from trinity_db.postgres.connection import connect
+    from trinity_db.postgres.logins import refuse_writer
+    from trinity_db.postgres.opening import open_database, open_reader
 
     statement = sys.stdin.read() if query == "-" else query
     if not statement.strip():
@@ -93,9 +93,9 @@ def _carry_out(
     """Run the statement, end its transaction, and write its rows, or how many it changed."""
     import psycopg
 
-    from trinity_db.inspection.statements import described
+    from trinity_db.insight.statements import described
 
-    end = "COMMIT" if write else "ROLLBACK"  # a SET that lasted would reach others behind a pooler
+    end = "COMMIT" if write else "ROLLBACK"  # a lasting SET would affect other clients behind a pooler
     if columns := described(connection, statement):
         rows = connection.cursor(row_factory=psycopg.rows.tuple_row).stream(
             statement.encode(), size=CHUNK if psycopg.capabilities.has_stream_chunked() else 1
@@ -117,11 +117,11 @@ def _begin(connection: "Transaction", timeout: float, write: bool) -> None:
 
 
 def _hints(timeout: float) -> "dict[type[psycopg.Error], str]":
-    """What to do about errors."""
+    """Hints for errors."""
     from psycopg import errors
 
     return {
         errors.QueryCanceled: f"--timeout is {timeout:g} seconds",
         errors.ReadOnlySqlTransaction: "--write allows it",
-        errors.InsufficientPrivilege: "without --write, a login that may only read asks",
+        errors.InsufficientPrivilege: "without --write, the login is read-only",
     }

@@ -1,4 +1,4 @@
-"""`trinity-db status`: all runs, one a line, or one in full."""
+"""`trinity-db status`: all runs, one per line, or one run in full."""
 
 import sys
 import time
@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trinity_db.cli import disk, output
+from trinity_db.cli import output
+from trinity_db.run import disk
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from trinity_db.database import Database
+    from trinity_db.postgres.connection import Database
 
-REFRESH_SECONDS = 2  # people read no faster
-PAUSES = 10  # times as long as a look took, so that looks do not keep a large store busy
+REFRESH_SECONDS = 2  # nobody reads faster
+PAUSES = 10  # pause in multiples of a refresh's duration, so that refreshes do not keep a large store busy
 
-NAME_WIDTH = 12  # characters that a run's name has at least
-STATE_WIDTH = 9  # of the longest word beside it
+NAME_WIDTH = 12  # minimum characters for a run's name
+STATE_WIDTH = 9  # characters of the longest state
 
 
 def status(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Name of a run; without it, one line for each run.")
+        str | None, typer.Argument(metavar="RUN", help="Name of a run. Default: one line for each run.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[
@@ -39,18 +40,18 @@ def status(
 
     For each run: which roles are alive, and how many experiences (or pairs, if it trains on pairs) wait, are
     ready, trained or gone. For one run also: rewards by policy version, staleness, rates, why rows were
-    dropped, which rewards are awaited, which writes came too late, and how much disk it uses. The disk use of
-    tables is an estimate, and files count if they can be read from here. All other counts are exact: at a
-    million rows a look takes some hundred milliseconds.
+    dropped, which rewards are awaited, which writes came too late, and its disk use. The disk use of tables
+    is an estimate, and files count if this machine can read them. All other counts are exact: with a million
+    rows, the command takes some hundred milliseconds.
 
     Example:
 
         trinity-db status --watch
     """
     if watch and (as_json or not sys.stdout.isatty()):
-        raise typer.BadParameter("--watch draws on a terminal; it goes with neither --json nor a pipe")
-    from trinity_db.inspection.status import overview
-    from trinity_db.opening import open_reader
+        raise typer.BadParameter("--watch needs a terminal, and cannot be combined with --json")
+    from trinity_db.insight.status import overview
+    from trinity_db.postgres.opening import open_reader
 
     with closing(open_reader()) as database:
         if watch:
@@ -78,7 +79,7 @@ def _watch(database: "Database", run: str | None) -> None:
 
 
 def _one(database: "Database", name: str) -> dict[str, Any]:
-    from trinity_db.inspection.status import detail
+    from trinity_db.insight.status import detail
     from trinity_db.store import runs
 
     found = detail(database, name)
@@ -88,7 +89,7 @@ def _one(database: "Database", name: str) -> dict[str, Any]:
 
 
 def _picture(database: "Database", run: str | None) -> "RenderableType":
-    from trinity_db.inspection.status import overview, words
+    from trinity_db.insight.status import overview, words
 
     if run is None:
         return _overview(overview(database))
@@ -97,7 +98,7 @@ def _picture(database: "Database", run: str | None) -> "RenderableType":
 
 
 def _overview(runs: list[dict[str, Any]]) -> "Table | str":
-    from trinity_db.inspection.status import COUNTS, counted, state
+    from trinity_db.insight.status import COUNTS, counted, state
 
     if not runs:
         return "There are no runs yet; trinity-db demo makes one."

@@ -1,4 +1,4 @@
-"""`trinity-db stop`: asks the workers of a run on all machines to end, and waits for them."""
+"""`trinity-db stop`: asks the workers of a run on all machines to stop, and waits for them."""
 
 import sys
 import time
@@ -11,12 +11,12 @@ import typer
 from trinity_db.cli import output
 
 if TYPE_CHECKING:
-    from trinity_db.database import Database
+    from trinity_db.postgres.connection import Database
     from trinity_db.store.runs import Run
     from trinity_db.store.stopping import Asked
     from trinity_db.store.workers import Worker
 
-LOOK_SECONDS = 0.5  # between two looks at who is alive
+LOOK_SECONDS = 0.5  # between two checks of the workers that are alive
 LINE_SECONDS = 10.0  # between two lines about the same workers; a step of a large model takes longer
 
 
@@ -24,19 +24,20 @@ def stop(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print what was stopped as a JSON object.")] = False,
 ) -> None:
-    """Stop a run on all its machines, and wait until its workers have ended.
+    """Stop a run on all its machines, and wait for its workers.
 
-    The workers read it in the store within 5 seconds, and end as on Ctrl-C: each finishes what it has in hand
-    and gives its leases back, and the trainer saves its checkpoint. That includes run, serve, evaluate and
-    rescore. To go on, start the run again as before; nothing has to be cleared. Ctrl-C ends only the waiting.
+    The workers see the request in the store within 5 seconds, and stop as on Ctrl-C: each finishes its
+    current work and gives back its leases, and the trainer saves its checkpoint. That includes run, serve,
+    evaluate and rescore. To continue, start the run again; nothing has to be cleared. Ctrl-C ends only the
+    waiting.
 
     Example:
 
         trinity-db stop my-run
     """
-    from trinity_db.opening import open_database
-    from trinity_db.service import LEASE_SECONDS
+    from trinity_db.postgres.opening import open_database
     from trinity_db.store import runs, stopping
+    from trinity_db.worker.service import LEASE_SECONDS
 
     with closing(open_database()) as database:
         with database.transaction() as tx:
@@ -54,9 +55,9 @@ def stop(
 
 
 def _wait(database: "Database", run: "Run", asked: "Asked") -> None:
-    """Wait until no worker that was asked is alive, and say now and then which still are."""
-    from trinity_db.service import LEASE_SECONDS
+    """Wait until none of the asked workers is alive, and report at intervals which still are."""
     from trinity_db.store import stopping
+    from trinity_db.worker.service import LEASE_SECONDS
 
     def look() -> "list[Worker]":
         with database.transaction() as tx:

@@ -1,7 +1,7 @@
-"""All roles of a run as processes: started together, restarted when they die, stopped together.
+"""Runs all roles of a run as processes, restarts them when they die, and stops them together.
 
-The supervisor owns the processes, here or in a Ray cluster, and nothing else. It reads from the store what
-the run did, as any client does. A role that it restarts goes on from there.
+The supervisor owns the processes, on this machine or in a Ray cluster, and nothing else. It reads the run's
+progress from the store, as any client does. A restarted role continues from the state in the store.
 """
 
 import logging
@@ -16,32 +16,33 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from trinity_db import cores, upgrades
-from trinity_db.cli import first_task, in_cluster, launch
 from trinity_db.cli.progress import Progress, outcome
-from trinity_db.configuration import RunConfig
-from trinity_db.database import Database, Transaction
-from trinity_db.endings import endings
-from trinity_db.errors import DatabaseUnavailable, StoreUpgraded, TrinityError
-from trinity_db.process import Process
+from trinity_db.config.base import home
+from trinity_db.errors import ConfigError, DatabaseUnavailable, StoreUpgraded, TrinityError
+from trinity_db.insight.sinks.follow import mirrored, sinks_of
+from trinity_db.postgres import upgrades
+from trinity_db.postgres.connection import Database, Transaction
+from trinity_db.run import checks, disk, first_task, in_cluster, joining
+from trinity_db.run.configuration import RunConfig
 from trinity_db.schema.queries import query
-from trinity_db.service import GIVES_UP
-from trinity_db.settings import home
-from trinity_db.sinks.follow import mirrored, sinks_of
 from trinity_db.store import evaluations, runs, stopping
+from trinity_db.worker import cores
+from trinity_db.worker.process import Process
+from trinity_db.worker.service import GIVES_UP
+from trinity_db.worker.signals import endings
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
-STOP_SECONDS = 60.0  # a step and a checkpoint of a large model; after that a role is killed
-QUICK_DEATH_SECONDS = 30.0  # a role that dies sooner after its start did nothing
-# So many quick deaths of one role in a row end the run. So do as many deaths with the same last words and no
-# step between them. A row that kills its processor is given up sooner, by max_attempts.
+STOP_SECONDS = 60.0  # enough for a step and a checkpoint of a large model; then a role is killed
+QUICK_DEATH_SECONDS = 30.0  # a role that dies sooner after its start has not worked
+# This many quick deaths of one role in a row end the run, and this many deaths with the same last words and
+# no step between them. A row that kills its processor is given up sooner, by max_attempts.
 QUICK_DEATHS = 5
 
 
 class Child(Protocol):
-    """One role of a run: a process of this machine, or one that Ray has given a machine."""
+    """One role of a run: a process of this machine, or an actor that Ray has placed on a node."""
 
     @property
     def name(self) -> str: ...
@@ -51,7 +52,7 @@ class Child(Protocol):
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it lives, or waits for a machine."""
+        """Exit code; None while the role runs or waits for a node."""
 
     @property
     def is_alive(self) -> bool:
@@ -59,29 +60,29 @@ class Child(Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no machine has room for it."""
+        """Whether no node has room for it."""
 
     @property
     def words(self) -> str:
-        """The last line that it said."""
+        """Last line of its output."""
 
     def start(self) -> None: ...
 
     def end(self) -> None:
-        """Ask it to end."""
+        """Ask the role to stop."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the role."""
 
 
 @dataclass
 class Lives:
-    """What the supervisor remembers of a role's lives."""
+    """The supervisor's record of a role's starts and deaths."""
 
     started_at: float = 0.0
     quick_deaths: int = 0
     died_as: tuple[str, int] | None = None
-    """The last line of its log when it last died, and the run's step then."""
+    """Last line of its log at its last death, and the run's step then."""
 
 
 def run(
@@ -92,25 +93,32 @@ def run(
     address: str | None = None,
     quiet: bool = False,
 ) -> None:
-    """Run all roles of a configuration to the end of the run, to Ctrl-C or to `trinity-db stop`.
+    """Run all roles of a configuration until the run ends, Ctrl-C or `trinity-db stop`.
 
-    Imported rows are processed before the trainer starts, because it would find no pairs otherwise.
+    Imported rows are processed before the trainer starts, which would otherwise find no pairs.
 
     Args:
         once: arguments for the trainer's first start.
-        address: of the Ray cluster whose machines the roles run on. None: this machine.
+        address: address of the Ray cluster on whose nodes the roles run. None: this machine.
         quiet: print no progress and no outcome.
     """
-    sinks = sinks_of(config.metrics)  # before the run is created: it says which extra is missing
+    sinks = sinks_of(config.metrics)  # before the run is created: it names a missing extra
     with in_cluster.joined(address):
-        config = launch.pinned(config)
-        launch.check_fits(config)
+        config = joining.pinned(config)
+        checks.check_fits(config)
+        if address is not None and config.explorer.is_served:
+            raise ConfigError(
+                "explorer.workflow: served: agents would not know the node of the endpoint; leave out --ray."
+            )
         if address is None:
-            launch.check_disk(config)
-        database, run_row = launch.open_run(config, change)
-        asked_before = launch.decide(database, lambda tx: stopping.asked_at(tx, run_row.id))
-        if not config.is_online and config.processors.pair and not launch.process(config, drain=True):
-            raise KeyboardInterrupt
+            disk.check_need(config)
+        database, run_row = joining.open_run(config, change)
+        asked_before = joining.decide(database, lambda tx: stopping.asked_at(tx, run_row.id))
+        if not config.is_online and config.processors.pair:
+            from trinity_db.run.process import run_processors
+
+            if not run_processors(config, drain=True):
+                raise KeyboardInterrupt
         processes = processes_of(config, arguments, once)
         children = in_cluster.actors(config, processes, database, run_row) if address else processes
         shown = nullcontext() if quiet else first_task.logged(database, run_row, config)
@@ -127,19 +135,20 @@ def run(
 
 
 def roles_of(config: RunConfig) -> dict[str, str]:
-    """The processes that a run needs, by name, and the role of each.
+    """Return the processes that a run needs, by name, with the role of each.
 
-    Online these are explorers, processors and the trainer; offline the trainer, and processors if they
-    archive or remove old rows.
+    Online: explorers, processors and the trainer. Offline: the trainer, and processors if they archive or
+    remove old rows.
     """
     if config.is_online:
+        first = "serve" if config.explorer.is_served else "explore"
         others = {f"explore-{number}": "explore" for number in range(2, config.explorers + 1)}
-        return {"explore": "explore", **others, "process": "process", "train": "train"}
+        return {"explore": first, **others, "process": "process", "train": "train"}
     return {"process": "process", "train": "train"} if config.processors.works_offline else {"train": "train"}
 
 
 def processes_of(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = ()) -> list[Process]:
-    """The same as processes of this machine. Each may use all of its cores.
+    """Return a run's processes for this machine. Each may use all of its cores.
 
     Args:
         once: arguments for the trainer's first start.
@@ -158,11 +167,11 @@ def processes_of(config: RunConfig, arguments: Sequence[str], once: Sequence[str
 
 
 class Supervisor:
-    """The roles of one run.
+    """Supervisor of the roles of one run.
 
     Args:
-        asked_before: when the run had last been asked to stop as its command began; None: never. Each later
-            time stops it, also one of before the roles start.
+        asked_before: time of the last stop request when the command began; None if there was none. Any later
+            request stops the run, even a request before the roles start.
     """
 
     def __init__(
@@ -181,20 +190,20 @@ class Supervisor:
         self._lives = {child.name: Lives() for child in children}
 
     def supervise(self, tick: Callable[[], None]) -> None:
-        """Keep the roles alive until the run is finished; `tick` is called about twice a second.
+        """Keep the roles alive until the run is finished; `tick` is called about twice per second.
 
         Raises:
-            TrinityError: a role cannot be kept alive.
-            StoreUpgraded: the store is being upgraded; every role has released what it had in hand.
-            KeyboardInterrupt: stopped by a signal or by `trinity-db stop`; every role has released what it
-                had in hand.
+            TrinityError: if a role cannot be kept alive. StoreUpgraded: if the store is being upgraded; every
+            role has released its current work. KeyboardInterrupt: if stopped by a signal or by `trinity-db
+            stop`; every role has released its current
+                work.
         """
         previous = {number: signal.signal(number, self._on_signal) for number in endings()}
         upgrade: StoreUpgraded | None = None
         try:
             for child in self._children:
                 self._start(child)
-            with suppress(DatabaseUnavailable):  # retry waits for it, unless a signal comes meanwhile
+            with suppress(DatabaseUnavailable):  # retry waits for the database, unless a signal comes
                 while not self._database.retry(self._look_after, give_up=lambda: self._signals > 0):
                     tick()
                     time.sleep(TICK_SECONDS)
@@ -210,8 +219,9 @@ class Supervisor:
             raise upgrade
 
     def _look_after(self) -> bool:
-        """Start dead roles again. True when the run and its evaluations are finished, or it is to stop."""
-        # Before asking whether the run is finished: a role that ends in between has ended for that reason.
+        """Restart dead roles. True when the run and its evaluations are finished, or the run is to stop."""
+        # Read before checking whether the run is finished: a role that ends in between has ended for that
+        # reason.
         dead = [child for child in self._children if child.code is not None]
         with self._database.transaction() as tx:
             upgrades.check(tx)
@@ -242,12 +252,12 @@ class Supervisor:
         if code == GIVES_UP:
             raise TrinityError(f"{child.name} has ended: {words} (log: {child.log})")
         quick = time.monotonic() - lives.started_at < QUICK_DEATH_SECONDS
-        # For example, a trainer repeats minutes of steps each time, up to the step that it cannot do.
+        # For example, a trainer that repeats minutes of steps each time, up to the step that fails.
         alike, lives.died_as = lives.died_as == (words, step), (words, step)
         lives.quick_deaths = lives.quick_deaths + 1 if quick or alike else 0
         if lives.quick_deaths >= QUICK_DEATHS:
-            raise TrinityError(f"{child.name} ends again and again: {words} (log: {child.log})")
-        logger.warning("%s ended with code %d, starting it again: %s", child.name, code, words)
+            raise TrinityError(f"{child.name} keeps failing: {words} (log: {child.log})")
+        logger.warning("%s ended with code %d, restarting it: %s", child.name, code, words)
         self._start(child)
 
     def _start(self, child: Child) -> None:
@@ -255,7 +265,7 @@ class Supervisor:
         child.start()
 
     def _stop(self) -> None:
-        """Ask every role to end, and kill those that do not within STOP_SECONDS."""
+        """Ask every role to stop, and kill the rest after STOP_SECONDS."""
         alive = self._alive()
         for child in alive:
             child.end()
@@ -274,16 +284,16 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signals and number == signal.SIGHUP:
-            return  # a terminal that closes may say so twice, by its shell too
+            return  # a closing terminal may send it twice, once through its shell
         self._signals += 1
-        if self._signals > 1:  # at once; what the roles had in hand will be done again
+        if self._signals > 1:  # at once; the roles' current work will be repeated
             self._kill()
             raise SystemExit(128 + number)
-        logger.info("%s: stopping all roles; once more to stop at once", signal.Signals(number).name)
+        logger.info("%s: stopping all roles; repeat to kill them", signal.Signals(number).name)
 
 
 def _last_step(tx: Transaction, run_id: int) -> int:
-    """The last committed step; 0 before the first."""
+    """Last committed step; 0 before the first."""
     row = tx.execute(query("run_progress"), {"run_id": run_id}).fetchone()
     assert row is not None
     return int(row["step"])

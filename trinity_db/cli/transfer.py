@@ -1,9 +1,10 @@
-"""The commands that bring data in and out: import and export, of rows and of whole runs."""
+"""The commands that move data in and out: import and export, of rows and of whole runs."""
 
 import json
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,14 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from trinity_db.insight.words import printable
+
 if TYPE_CHECKING:
-    from trinity_db.copies.exporter import Exported
-    from trinity_db.copies.importer import Imported
-    from trinity_db.imports.records import Kind
-    from trinity_db.imports.rejects import Summary
+    from trinity_db.data.copies.exporter import Exported
+    from trinity_db.data.copies.importer import Imported
+    from trinity_db.data.records.account import Account
+    from trinity_db.data.records.records import Kind
+    from trinity_db.data.rejects import Rejected, Summary
 
 PREFIX = "reasoning-gym:"
-"""Before the name of a data set, where the path of a file may stand."""
+"""Prefix of a data set's name that is given in place of a file's path."""
 
 Form = Literal["tasks", "preferences", "demonstrations", "trajectories", "traces", "run"]
 Written = Literal["tasks", "preferences", "demonstrations", "trajectories", "traces", "run", "model"]
@@ -33,45 +37,47 @@ PathArgument = Annotated[
         "run, or reasoning-gym:NAME.",
     ),
 ]
-KindOption = Annotated[Form, typer.Option("--as", help="What the rows are.")]
+KindOption = Annotated[Form, typer.Option("--as", help="Kind of the rows.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the summary as a JSON object.")]
 NewNameOption = Annotated[
     str | None,
-    typer.Option(
-        help="Name of the taskset, data set or run; that of the file, or the run's own, if left out."
-    ),
+    typer.Option(help="Name of the taskset, data set or run. Default: that of the file or the run."),
 ]
 MapOption = Annotated[
     list[str] | None,
     typer.Option(
         "--map",
         metavar="OURS=THEIRS",
-        help="Our name and theirs, where a column has another name: prompt=question.",
+        help="Map a column with another name: prompt=question.",
     ),
 ]
 SplitOption = Annotated[
     str | None,
-    typer.Option(help="One split of a saved data set, or table of a Trinity-RFT store; all if left out."),
+    typer.Option(help="Split of a saved data set, or table of a Trinity-RFT store. Default: all."),
 ]
 FormatOption = Annotated[
     str | None,
     typer.Option(
         "--format",
         metavar="NAME",
-        help="Whose columns: trl, verl, trinity-rft, atropos, or a function of yours, path/to/file.py:name. "
-        "The first row decides if left out.",
+        help="Format of the rows: trl, verl, trinity-rft, atropos, or your function, path/to/file.py:name. "
+        "Default: detected from the first row.",
     ),
 ]
 
+PreviewOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Show the first N rows as they would be read, and import nothing."),
+]
 SizeOption = Annotated[
-    int | None, typer.Option(min=1, max=10_000_000, help="Tasks of reasoning-gym:NAME; 1000 if left out.")
+    int | None, typer.Option(min=1, max=10_000_000, help="Tasks of reasoning-gym:NAME. Default: 1000.")
 ]
 SeedOption = Annotated[
-    int | None, typer.Option(min=0, max=2**31 - 1, help="What they are made from; 0 if left out.")
+    int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of reasoning-gym:NAME. Default: 0.")
 ]
 PythonOption = Annotated[
     str | None,
-    typer.Option(metavar="PATH", help="The interpreter that has reasoning-gym; this one if left out."),
+    typer.Option(metavar="PATH", help="Interpreter with reasoning-gym. Default: this one."),
 ]
 
 
@@ -82,83 +88,94 @@ def import_(
     mapping: MapOption = None,
     split: SplitOption = None,
     format: FormatOption = None,
+    preview: PreviewOption = None,
     size: SizeOption = None,
     seed: SeedOption = None,
     python: PythonOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import tasks, preferences, demonstrations, trajectories or traces from a file, or a run from a folder.
+    """Import rows from a file, or a run from a folder.
 
-    Column names follow the conventions of TRL; files of verl, Trinity-RFT and Atropos are known too.
-    Preferences are pairs, chosen and rejected, or single responses, each with a label, true or false. A row
-    that cannot be used is kept with its reason in a file of rejects; importing a file again adds nothing.
+    Rows are tasks, preferences, demonstrations, trajectories or traces. Column names follow the
+    conventions of TRL; rows in the forms of ShareGPT and Alpaca, and files of verl, Trinity-RFT and
+    Atropos are recognized too. Preferences are pairs, chosen and rejected, or single responses, each
+    labelled true or false. The import prints which columns it read, kept and converted, and one row with
+    the trained part in ⟦ ⟧. A row that cannot be used is written to a file of rejects with the reason;
+    importing a file again adds nothing.
 
-    With --as traces, each line is a TrainingTrace of OpenEnv: tokens, log-probabilities and loss mask of
-    one attempt. Runs that adopt such rows learn from these very tokens.
+    With --as traces, each line is a TrainingTrace of OpenEnv: tokens, log-probabilities and loss mask of one
+    attempt. Runs that adopt such rows learn from exactly these tokens.
 
     With --as run, PATH is a folder that export wrote. The run is imported with everything that belongs to it,
-    beside what the store holds, or not at all.
+    next to the store's existing data, or not at all.
 
-    With reasoning-gym:NAME, that package makes the tasks; the environment reasoning-gym scores responses.
+    With reasoning-gym:NAME, that package creates the tasks; the environment reasoning-gym scores responses.
 
     Example:
 
         trinity-db import pairs.jsonl --as preferences --map prompt=question
+        trinity-db import pairs.jsonl --as preferences --preview 3
         trinity-db import attempts.jsonl --as traces --name attempts
     """
     if str(path).startswith(PREFIX):
-        if mapping or split or format:
-            raise typer.BadParameter(f"--map, --split and --format are for files, and {path} is none")
+        if mapping or split or format or preview:
+            raise typer.BadParameter(
+                f"--map, --split, --format and --preview are for files, and {path} is not one"
+            )
         _import_generated(str(path), kind, name, size or 1000, seed or 0, python, as_json)
     elif size is not None or seed is not None or python is not None:
-        raise typer.BadParameter(f"--size, --seed and --python go with {PREFIX}NAME")
+        raise typer.BadParameter(f"--size, --seed and --python need {PREFIX}NAME")
     elif kind != "run":
-        _import_rows(path, kind, name or name_of(path), mapping or [], split, format, as_json)
-    elif mapping or split or format:
-        raise typer.BadParameter("--map, --split and --format are for rows; --as run takes a folder as it is")
+        _import_rows(path, kind, name or name_of(path), mapping or [], split, format, as_json, preview)
+    elif mapping or split or format or preview:
+        raise typer.BadParameter(
+            "--map, --split, --format and --preview are for rows; --as run takes a whole folder"
+        )
     else:
         _import_run(path, name, as_json)
 
 
 def export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A taskset, data set or run.")],
-    kind: Annotated[Written, typer.Option("--as", help="What the rows are; of a run, all of it or a model.")],
+    kind: Annotated[Written, typer.Option("--as", help="Kind of rows; of a run also all of it, or a model.")],
     target: Annotated[
         Path | None,
         typer.Argument(
             metavar="[TO]",
-            help="The file: .jsonl, .jsonl.gz, .csv, .parquet or .arrow; for a run or a model, a new folder.",
+            help="Output file: .jsonl, .jsonl.gz, .csv, .parquet or .arrow; for run and model, a new folder.",
         ),
     ] = None,
-    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="The same, as an option.")] = None,
+    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="The same as an option.")] = None,
     checkpoints: Annotated[
         bool,
         typer.Option(
-            "--checkpoints", help="With --as run, also the files of the versions that the run keeps."
+            "--checkpoints", help="With --as run: include the files of the versions that the run keeps."
         ),
     ] = False,
     version: Annotated[
         int | None,
         typer.Option(
-            "--version", metavar="N", min=0, help="With --as model, which version. Without: the newest."
+            "--version", metavar="N", min=0, help="With --as model: policy version. Default: the newest."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write what a taskset, data set or run holds to a file that import reads without loss.
+    """Export a taskset, data set or run.
 
-    With --as traces, each attempt becomes a line that is a TrainingTrace of OpenEnv, token for token. Rewards
-    and versions stand in the metadata of its turns, under trinity_db.
+    The files can be imported again without loss. With --as traces, each attempt becomes a line that is a
+    TrainingTrace of OpenEnv, token for token. Rewards and versions are in the metadata of its turns,
+    under trinity_db.
 
-    With --as run, all of a run goes to a folder of Parquet files: tokens, log-probabilities, versions,
-    rewards by source, batches, metrics, and the data sets and runs that it adopted rows of or made rows for.
+    With --as run, all of a run is written to a folder of Parquet files: tokens, log-probabilities, versions,
+    rewards by source, batches, metrics, and the data sets and runs that its rows were adopted from or made
+    for.
 
-    With --as model, a version of a run goes to a folder that transformers and other programs load: the whole
-    model with its tokenizer, also if the run publishes adapters.
+    With --as model, a version of a run is written to a folder that transformers and other programs load: the
+    whole model with its tokenizer, even if the run publishes adapters.
 
-    A run's prompts are those of its tasks, without its model.prompt_template. Prompts of a workflow of your
-    own are written as the model read them, with one row for each step of an attempt. Leave the template out
-    of a run that trains on such rows.
+    The prompts of a run are those of its tasks, without its model.prompt_template. Prompts of your own
+    workflow are written as the model read them, with one row for each step of an attempt. Leave the template
+    out of a run that trains on such rows.
 
     Example:
 
@@ -167,21 +184,21 @@ def export(
         trinity-db export reverse --as model --version 40 reverse-40
     """
     if (target is None) == (to is None):
-        raise typer.BadParameter("say where to: trinity-db export NAME --as KIND --to FILE")
+        raise typer.BadParameter("name a file: trinity-db export NAME --as KIND --to FILE")
     to = target or to
     assert to is not None
     if checkpoints and kind != "run":
-        raise typer.BadParameter("--checkpoints goes with --as run")
+        raise typer.BadParameter("--checkpoints needs --as run")
     if version is not None and kind != "model":
-        raise typer.BadParameter("--version goes with --as model")
+        raise typer.BadParameter("--version needs --as model")
     if kind == "run":
         _export_run(name, to, checkpoints, as_json)
         return
     if kind == "model":
         _export_model(name, to, version, as_json)
         return
-    from trinity_db.imports.exporter import export_rows
-    from trinity_db.opening import open_database
+    from trinity_db.data.exporter import export_rows
+    from trinity_db.postgres.opening import open_database
 
     with closing(open_database()) as database:
         count = export_rows(database, kind, name, to, lambda rows: None)
@@ -192,14 +209,14 @@ def export(
 
 
 def name_of(path: Path) -> str:
-    """The file's name without the endings that say its type: llama-3.1-8b.jsonl.gz is llama-3.1-8b."""
-    return TYPES.sub("", os.path.basename(os.path.abspath(path)))  # a link keeps its own name
+    """File name without the extensions of its type: llama-3.1-8b.jsonl.gz becomes llama-3.1-8b."""
+    return TYPES.sub("", os.path.basename(os.path.abspath(path)))  # a link keeps its name
 
 
 def _import_generated(
     source: str, kind: Form, name: str | None, size: int, seed: int, python: str | None, as_json: bool
 ) -> None:
-    from trinity_db.imports.generated import written
+    from trinity_db.data.files.generated import written
 
     if kind != "tasks":
         raise typer.BadParameter(f"{source} has tasks: trinity-db import {source} --as tasks")
@@ -215,37 +232,30 @@ def _import_rows(
     split: str | None,
     format: str | None,
     as_json: bool,
+    preview: int | None = None,
 ) -> None:
-    from trinity_db.imports.cells import csv_reader
-    from trinity_db.imports.columns import Columns
-    from trinity_db.imports.dataset import shared_prompts
-    from trinity_db.imports.formats import TRL, FormatReader
-    from trinity_db.imports.importer import import_rows
-    from trinity_db.imports.mapping import parse_options
-    from trinity_db.imports.readers import open_rows
-    from trinity_db.imports.records import MAX_RECORD_BYTES
-    from trinity_db.imports.traces import MAX_TRACE_BYTES
-    from trinity_db.opening import open_database
+    from trinity_db.api.importing import Import
+    from trinity_db.data.formats import TRL
+    from trinity_db.data.records.mapping import parse_options
+    from trinity_db.postgres.opening import open_database
 
-    names = parse_options(mapping)
-    columns, rows = Columns(kind, names), FormatReader(format, kind, names)
-    # A line of Atropos has the tokens of a whole group, also where only its texts are taken.
-    holds_tokens = kind == "traces" or format == "atropos"
-    max_bytes = MAX_TRACE_BYTES if holds_tokens else MAX_RECORD_BYTES
-    source = open_rows(path, split, max_bytes, csv_reader(names, kind))
+    rows = Import(kind, name, parse_options(mapping), format)
+    source = rows.file(path, split)
+    if preview is not None:
+        first = rows.preview(source, preview)
+        _print_preview(first, rows.account, name, kind, rows.format, as_json)
+        return
     with closing(open_database()) as database:
         with _bytes_on_stderr(f"importing {path.name}", source.total_bytes) as progress:
-            summary = import_rows(database, source, columns, name, progress, rows)
-        _print_summary(summary, kind, name, rows.name or TRL, as_json)
-        shared = shared_prompts(database, name) if kind == "tasks" and summary.added else {}
-    if format is None and rows.name not in (None, TRL):
-        print(
-            f"note: read as rows of {rows.name}; --format trl takes the columns as they are", file=sys.stderr
-        )
+            summary = rows.write(database, source, progress)
+        _print_summary(summary, rows.account, kind, name, rows.format, as_json)
+        shared = rows.shared_prompts(database) if summary.added else {}
+    if format is None and rows.format != TRL:
+        print(f"note: read as {rows.format} rows; --format trl uses the columns unchanged", file=sys.stderr)
     for other, count in shared.items():
         print(
-            f"note: {count} tasks of '{name}' have the prompts of tasks of '{other}'; to train on one "
-            "and evaluate on the other gives a result that is too good",
+            f"note: {count} tasks of '{name}' have the same prompts as tasks of '{other}'; training on one "
+            "and evaluating on the other gives results that are too good",
             file=sys.stderr,
         )
     if not summary.added and not summary.known:
@@ -253,15 +263,15 @@ def _import_rows(
 
 
 def _export_run(name: str, folder: Path, checkpoints: bool, as_json: bool) -> None:
-    from trinity_db.copies.exporter import export_run
-    from trinity_db.opening import open_database
+    from trinity_db.data.copies.exporter import export_run
+    from trinity_db.postgres.opening import open_database
 
     with closing(open_database()) as database, _rows_on_stderr("exporting") as progress:
         exported = export_run(database, name, folder, checkpoints, progress)
     if exported.other_model:
         print(
             f"note: '{name}' started from a checkpoint of run '{exported.other_model}', which is not part of "
-            "the copy; --checkpoints takes its starting model along",
+            "the copy; --checkpoints includes its starting model",
             file=sys.stderr,
         )
     if as_json:
@@ -270,12 +280,12 @@ def _export_run(name: str, folder: Path, checkpoints: bool, as_json: bool) -> No
     size = f"{exported.num_bytes / 2**20:.1f} MiB"
     print(f"run '{name}': {_counted(exported)} written to {folder} ({size})")
     if exported.data:
-        print(f"  with the data sets and runs that its rows belong with: {', '.join(exported.data)}")
+        print(f"  with the data sets and runs that its rows depend on: {', '.join(exported.data)}")
 
 
 def _export_model(name: str, folder: Path, version: int | None, as_json: bool) -> None:
-    from trinity_db.copies.model import export_model
-    from trinity_db.opening import open_database
+    from trinity_db.data.copies.model import export_model
+    from trinity_db.postgres.opening import open_database
 
     with closing(open_database()) as database:
         written = export_model(database, name, folder, version)
@@ -286,8 +296,8 @@ def _export_model(name: str, folder: Path, version: int | None, as_json: bool) -
 
 
 def _import_run(folder: Path, name: str | None, as_json: bool) -> None:
-    from trinity_db.copies.importer import import_run
-    from trinity_db.opening import open_database
+    from trinity_db.data.copies.importer import import_run
+    from trinity_db.postgres.opening import open_database
 
     with closing(open_database()) as database, _rows_on_stderr("importing") as progress:
         imported = import_run(database, folder, name, progress)
@@ -296,15 +306,15 @@ def _import_run(folder: Path, name: str | None, as_json: bool) -> None:
         return
     print(f"run '{imported.name}': {_counted(imported)} imported from {folder}")
     if imported.num_matched_tasks:
-        print(f"  {imported.num_matched_tasks:,} of its tasks were here already")
+        print(f"  {imported.num_matched_tasks:,} of its tasks already existed")
     for old, new in (imported.data | imported.tasksets).items():
         if old != new:
-            print(f"  '{old}' is '{new}' here: another one has the name")
+            print(f"  '{old}' was renamed to '{new}': the name was taken")
     if imported.released:
         held = imported.released
-        print(f"  {held.experiences:,} rows and {held.groups:,} groups that were leased are given back")
+        print(f"  {held.experiences:,} rows and {held.groups:,} groups that were leased are released")
     if not imported.checkpoints:
-        print("  without checkpoints: it can be read and learned from, and not trained on")
+        print("  without checkpoints: other runs can learn from it, but it cannot continue training")
 
 
 def _counted(copy: "Exported | Imported") -> str:
@@ -320,7 +330,7 @@ def _jsonable(copy: "Exported | Imported") -> dict[str, Any]:
 
 @contextmanager
 def _rows_on_stderr(doing: str) -> Iterator[Callable[[str, int], None]]:
-    """A line on a terminal that says which table is written, and how many of its rows are."""
+    """On a terminal, show which table is written, and how many of its rows are done."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -333,7 +343,7 @@ def _rows_on_stderr(doing: str) -> Iterator[Callable[[str, int], None]]:
 
 @contextmanager
 def _bytes_on_stderr(doing: str, total: int | None) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on a terminal: how many bytes of the file are read."""
+    """On a terminal, show a bar of how many bytes of the file have been read."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -344,7 +354,39 @@ def _bytes_on_stderr(doing: str, total: int | None) -> Iterator[Callable[[int, i
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _print_summary(summary: "Summary", kind: "Kind", name: str, format: str, as_json: bool) -> None:
+def _print_preview(
+    first: "list[tuple[int, str | Rejected]]",
+    account: "Account",
+    name: str,
+    kind: "Kind",
+    format: str,
+    as_json: bool,
+) -> None:
+    rows = [
+        {"line": line, "text": row} if isinstance(row, str) else {"line": line, "reason": row.reason}
+        for line, row in first
+    ]
+    if as_json:
+        print(json.dumps({"name": name, "kind": kind, "format": format, "rows": rows, **account.jsonable()}))
+        return
+    for row in rows:
+        print(f"line {row['line']}:")
+        print(_indented(str(row.get("text") or f"rejected: {row['reason']}")))
+    _print_account(account)
+
+
+def _print_account(account: "Account") -> None:
+    for line in account.lines():
+        print(f"  {printable(line)}")
+
+
+def _indented(text: str) -> str:
+    return textwrap.indent(printable(text), "    ", lambda line: True)
+
+
+def _print_summary(
+    summary: "Summary", account: "Account", kind: "Kind", name: str, format: str, as_json: bool
+) -> None:
     if as_json:
         reasons = {
             reason: {"count": r.count, "first_line": r.first_line} for reason, r in summary.reasons.items()
@@ -359,11 +401,17 @@ def _print_summary(summary: "Summary", kind: "Kind", name: str, format: str, as_
             "rejected": summary.rejected,
             "reasons": reasons,
             "rejects": str(summary.rejects_path) if summary.rejects_path else None,
+            "example": summary.example,
+            **account.jsonable(),
         }
         print(json.dumps(content))
         return
-    print(f"{name}: {summary.added} {kind} added, {summary.known} known already, {summary.rejected} rejected")
+    print(f"{name}: {summary.added} {kind} added, {summary.known} already known, {summary.rejected} rejected")
     for reason, found in summary.reasons.items():
         print(f"  {found.count} × {reason} (first: line {found.first_line})")
     if summary.rejects_path:
         print(f"  rejected rows with their reasons: {summary.rejects_path}")
+    _print_account(account)
+    if summary.example:
+        print(f"  the first row{'' if kind in ('tasks', 'traces') else ', with the trained part in ⟦ ⟧'}:")
+        print(_indented(summary.example))

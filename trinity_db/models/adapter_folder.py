@@ -1,9 +1,9 @@
-"""A policy version that is an adapter: a folder that peft loads onto its base.
+"""Policy versions that are adapters: folders that peft loads onto a base model.
 
-    adapter_config.json, adapter_model.safetensors   peft's: which layers have an adapter, and its matrices
-    base.json                                        where the base lies, and the digest of its files
+    adapter_config.json, adapter_model.safetensors   written by peft: adapted layers and their matrices
+    base.json                                        folder of the base, and the digest of its files
 
-The base is version 0 of the run. It may move after the adapter was written, so it is known by its digest.
+The base is version 0 of the run. It may be moved later, so it is identified by its digest.
 """
 
 import json
@@ -20,56 +20,57 @@ BASE_FILE = "base.json"
 
 @dataclass(frozen=True)
 class Base:
-    """The model that an adapter lies on."""
+    """The base model of an adapter."""
 
     path: Path
-    """Its folder, when the adapter was written."""
+    """Folder of the base when the adapter was written."""
     digest: str
 
     @property
     def content(self) -> str:
-        """What `base.json` has in it."""
+        """Return the content of `base.json`."""
         return json.dumps({"path": str(self.path.absolute()), "digest": self.digest})
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter alone, and no whole model."""
+    """Whether a folder contains only an adapter rather than a whole model."""
     return (folder / CONFIG_FILE).is_file() and not (folder / "config.json").is_file()
 
 
 def read_base(folder: Path) -> Base:
-    """The base that the `base.json` in a folder names.
+    """Read the base from the `base.json` in a folder.
 
     Raises:
-        ConfigError: there is none, as in an adapter that no trainer of ours has written.
+        ConfigError: if it is missing, for example because another program wrote the adapter.
     """
     try:
         found = json.loads((folder / BASE_FILE).read_bytes())
         return Base(Path(found["path"]), str(found["digest"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{folder}: is an adapter without a readable {BASE_FILE}, which says on which model it lies; "
+            f"{folder}: is an adapter without a readable {BASE_FILE}, which names its base model; "
             "merge it into its model, and name the folder of that."
         ) from error
 
 
 def whole_model(folder: Path) -> Path:
-    """The folder with the configuration and the tokenizer of a version: an adapter's base, or itself.
+    """Return the folder with a version's configuration and tokenizer: an adapter's base, or the folder
+    itself.
 
     Raises:
-        ConfigError: the base has changed or is gone.
+        ConfigError: if the base has changed or is missing.
     """
     return base_folder(folder) if is_adapter(folder) else folder
 
 
 def base_folder(folder: Path) -> Path:
-    """Where the base of an adapter lies now.
+    """Find the current folder of an adapter's base.
 
-    That is the folder in its `base.json`, or in the one of the run's folder, which the trainer writes at each
-    start, or version 0 beside it, as in a copied run.
+    Candidates are the folder in its own `base.json`, the one in the run folder's `base.json`, which the
+    trainer writes at each start, and version 0 next to it, for example in a copied run.
 
     Raises:
-        ConfigError: no model there has the digest of the base.
+        ConfigError: if no model there has the digest of the base.
     """
     base = read_base(folder)
     places = [base.path]
@@ -94,6 +95,7 @@ def _is_whole(place: Path, digest: str) -> bool:
 
 @lru_cache
 def _check(place: Path, digest: str) -> None:
-    """Raise ConfigError unless the model in a folder has this digest. A process reads a whole one once."""
+    """Raise ConfigError unless the model in a folder has this digest. Each process reads a whole model
+    once."""
     if not verify(place, digest):
         raise ConfigError(f"{place} has another digest.")

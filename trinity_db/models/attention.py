@@ -1,9 +1,9 @@
-"""Attention for sequences that lie end to end in one row. Each sequence attends only to itself.
+"""Attention for sequences packed end to end in one row, each attending only to itself and its prefix.
 
-transformers has two ways to do this. Its flash-attention kernels need another library. Its mask of all tokens
-times all tokens costs the square of the row. This module has a third way: PyTorch's causal attention without
-a mask (`packed_kernels.py`). On a CPU, forward and backward of 16 sequences with log-normal lengths take 1/4
-of the time with padding, and 1/12 of the time with a mask.
+transformers has two implementations: flash-attention kernels, which need another library, and a mask of all
+tokens times all tokens, quadratic in the row. This module adds a third: PyTorch's causal attention without a
+mask (`packed_kernels.py`). On a CPU, forward and backward of 16 sequences with log-normal lengths take 1/4 of
+the time with padding, and 1/12 of the time with a mask.
 """
 
 from typing import Any
@@ -12,29 +12,23 @@ import torch
 from torch import Tensor
 
 from trinity_db.models.packed_kernels import attend
+from trinity_db.models.segments import Segments
 
 PACKED = "trinity_db_packed"
-LENGTHS = "packed_lengths"  # the argument under which models pass the lengths to their attention
+SEGMENTS = "packed_segments"  # the argument with which models pass the segments to their attention
 UNDERSTOOD = {
     *("position_ids", "output_attentions", "output_hidden_states", "output_router_logits"),
-    *("use_cache", "past_key_values", "cache_position", LENGTHS),
+    *("use_cache", "past_key_values", "cache_position", SEGMENTS),
 }
 
 
-class Lengths:
-    """The tokens of each sequence. `torch.compile` looks into lists, and would compile anew for each."""
-
-    def __init__(self, of: list[int]) -> None:
-        self.of = of
-
-
-def pack(lengths: list[int], device: torch.device) -> dict[str, Any]:
-    """The arguments that a model takes beside the tokens [1, total], in the layout `packed`."""
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    return {"position_ids": positions[None].to(device), LENGTHS: Lengths(lengths)}
+def pack(segments: Segments, device: torch.device) -> dict[str, Any]:
+    """Return the model's arguments in addition to the tokens [1, total], in the layout `packed`."""
+    positions = torch.from_numpy(segments.positions())
+    return {"position_ids": positions[None].to(device), SEGMENTS: segments}
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # its calls depend on the rows
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # its kernel calls depend on the rows
 def packed_attention(
     module: Any,
     query: Tensor,
@@ -47,7 +41,7 @@ def packed_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of transformers' interface, for sequences end to end.
+    """Attention function for transformers' interface, for packed sequences.
 
     Args:
         query: [1, heads, total, D]; key and value have as many heads or fewer.
@@ -56,7 +50,7 @@ def packed_attention(
         [1, total, heads, D].
 
     Raises:
-        NotImplementedError: the model needs more than this function does, such as soft-capped scores.
+        NotImplementedError: if the model needs unsupported features, such as soft-capped scores.
     """
     unknown = sorted(name for name, value in others.items() if value is not None and name not in UNDERSTOOD)
     if (
@@ -66,6 +60,5 @@ def packed_attention(
         or not (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     ):
         raise NotImplementedError(f"{type(module).__name__}: {unknown}")
-    packed = others.get(LENGTHS)
-    lengths = [query.shape[2]] if packed is None else packed.of
-    return attend(query, key, value, lengths, sliding_window, scaling), None
+    segments = others.get(SEGMENTS) or Segments([query.shape[2]])
+    return attend(query, key, value, segments, sliding_window, scaling), None

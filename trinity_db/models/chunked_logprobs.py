@@ -1,8 +1,8 @@
 """Log-probabilities from hidden states, without the logits of all tokens at once.
 
-Logits are the largest array of a step: N trained tokens times V words. Here they exist for one part of the
-tokens at a time. The forward pass computes them, and the backward pass computes them again.
-Shapes: N tokens, H the width of the model, V the vocabulary, n the tokens of one part.
+Logits are the largest array of a step: N trained tokens times V words. Here they are computed for one part of
+the tokens at a time, in the forward pass and again in the backward pass. Shapes: N tokens, H the width of the
+model, V the vocabulary, n the tokens of one part.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from torch.autograd.function import once_differentiable
 from trinity_db.models.layout import decoder_of
 
 Entropy = Literal["none", "value", "gradient"]
-"""Whether to compute entropies, and whether with their gradient."""
+"""Whether entropies are computed, and whether with gradient."""
 Scores = tuple[Tensor, Tensor, Tensor]
-"""[N] each: log-probability and entropy of the targets, and whether no token is likelier."""
-CPU_PART_BYTES = 16 << 20  # of float32 logits at a time: they fit into caches, and malloc reuses the memory
-GPU_PART_BYTES = 256 << 20  # of float32 logits at a time: enough work for a GPU
+"""[N] each: log-probability and entropy of the targets, and whether they are the most likely tokens."""
+CPU_PART_BYTES = 16 << 20  # float32 logits at a time: fits into caches, and malloc reuses the memory
+GPU_PART_BYTES = 256 << 20  # float32 logits at a time: enough work for a GPU
 
 
 def is_plain(model: Any) -> bool:
@@ -53,7 +53,7 @@ def from_logits(logits: Tensor, targets: Tensor, entropy: Entropy) -> Scores:
 class ChunkedHead(torch.autograd.Function):
     """`from_logits` of z = (hidden · weightᵀ + bias) / temperature, with its gradient, part by part.
 
-    Each token has a temperature of its own.
+    Each token has its own temperature.
 
     With p = softmax(z): ∂ log p_y / ∂z_j = [j = y] - p_j and ∂H / ∂z_j = -p_j · (log p_j + H).
     """
@@ -99,7 +99,7 @@ class ChunkedHead(torch.autograd.Function):
         for part, ids, logprob, entropy, by_logprob, by_entropy, by_part, *tempered in _parts(
             len(weight), *columns
         ):
-            # log p of all words: subtract the logsumexp, which is the target's logit less its log p.
+            # log p of all words: subtract the logsumexp, the target's logit minus its log p.
             log_p = _logits(part, used, bias, *tempered)
             log_p.sub_((log_p.gather(1, ids[:, None])[:, 0] - logprob)[:, None])
             by_p = by_logprob[:, None]

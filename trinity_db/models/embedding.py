@@ -1,4 +1,4 @@
-"""Sentence embeddings by a local model in Hugging Face format, without gradient."""
+"""Sentence embeddings from a local model in Hugging Face format, without gradient."""
 
 import json
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from trinity_db.errors import ConfigError
 from trinity_db.models.libraries import FROM_FOLDER, default_device, library
 from trinity_db.models.loading import check_folder
 
-BATCH = 32  # texts at a time, padded to the longest
+BATCH = 32  # texts per batch, padded to the longest
 POOLINGS = ("mean_tokens", "cls_token", "lasttoken")
-"""Those of sentence-transformers' 1_Pooling/config.json that are known, after pooling_mode_."""
+"""Supported poolings of sentence-transformers' 1_Pooling/config.json, without the prefix pooling_mode_."""
 
 
 class EmbeddingModel:
-    """A model that makes a vector of length 1 of a text, as sentence-transformers does.
+    """A model that maps a text to a unit vector, like sentence-transformers.
 
-    The folder's 1_Pooling/config.json says whether it is the mean of the tokens' last hidden states, or the
-    state of the first or the last token; without that file it is the mean. Longer texts are cut off at the
+    The folder's 1_Pooling/config.json selects the pooling: the mean of the tokens' last hidden states (also
+    the default without that file), or the state of the first or last token. Texts are truncated to the
     model's context.
 
     Raises:
-        ConfigError: there is no such model in the folder, or it pools in another way.
+        ConfigError: if the folder has no such model, or its pooling is not supported.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,13 +45,13 @@ class EmbeddingModel:
         self._context = min(self._tokenizer.model_max_length, longest or 8192)
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """[texts, size] their vectors."""
+        """[texts, size] Return the vectors of texts."""
         parts = [self._embed(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
         return np.concatenate(parts)
 
     def _embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         torch = library("torch")
-        # A text without a token would have no mean.
+        # A text without tokens would have no mean.
         asked = self._tokenizer(
             [text or " " for text in texts],
             padding=True,
@@ -73,22 +73,24 @@ class EmbeddingModel:
 
 
 def check_embedding_model(folder: Path) -> str:
-    """How the folder says that token states become one vector, found out without loading the model.
+    """Return the folder's pooling without loading the model.
 
     Raises:
-        ConfigError: there is no model in it, or it says a way that is not known here.
+        ConfigError: if it has no model, or its pooling is not supported.
     """
     check_folder(folder)
     file = folder / "1_Pooling" / "config.json"
     if not file.is_file():
         return POOLINGS[0]
     said = json.loads(file.read_text())
-    # Newer versions of sentence-transformers name it, and older ones mark it.
+    # Newer versions of sentence-transformers have a name, older ones a flag.
     wanted = [key.removeprefix("pooling_mode_") for key, value in said.items() if value is True]
     named = {"mean": "mean_tokens", "cls": "cls_token"}.get(
         said.get("pooling_mode"), said.get("pooling_mode")
     )
     chosen = [named] if named else [one for one in wanted if one != "include_prompt"]
     if len(chosen) != 1 or chosen[0] not in POOLINGS:
-        raise ConfigError(f"{file}: pools by {', '.join(map(str, chosen))}; known are {', '.join(POOLINGS)}.")
+        raise ConfigError(
+            f"{file}: pools by {', '.join(map(str, chosen))}; supported are {', '.join(POOLINGS)}."
+        )
     return str(chosen[0])

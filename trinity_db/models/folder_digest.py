@@ -1,4 +1,4 @@
-"""Computes a digest of a model's folder, or a checkpoint's. By it roles notice damaged or exchanged files."""
+"""Digests of folders of models and checkpoints, with which roles detect corrupted or replaced files."""
 
 import hashlib
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 PART = "part-"
-"""How the name begins of the folder that a rank writes in a checkpoint; its number follows."""
-BLOCK_BYTES = 1 << 24  # of a file in memory at a time; an optimizer's state may be larger than memory
+"""Prefix of the folder that a rank writes in a checkpoint; the rank's number follows."""
+BLOCK_BYTES = 1 << 24  # bytes of a file in memory at a time; an optimizer's state may be larger than memory
 
 
 class Unwritten(Protocol):
@@ -18,28 +18,28 @@ class Unwritten(Protocol):
     size: int
 
     def blocks(self) -> Iterator[memoryview]:
-        """Its bytes, in order."""
+        """Yield its bytes, in order."""
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 over the names, sizes and contents of the folder's files.
+    """Return the SHA-256 of the names, sizes and contents of the folder's files.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: if a file cannot be read.
     """
     return complete(folder, {})
 
 
 def complete(folder: Path, unwritten: Mapping[Path, Unwritten]) -> str:
-    """Write the files that a folder still lacks, and return its `digest`.
+    """Write the missing files of a folder, and return its `digest`.
 
-    These files are hashed on their way to the disk, and not read again.
+    These files are hashed while they are written, and not read again.
 
     Args:
         unwritten: the files by their paths in the folder.
 
     Raises:
-        OSError: a file cannot be read or written.
+        OSError: if a file cannot be read or written.
     """
     sha = hashlib.sha256()
     written = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
@@ -59,10 +59,10 @@ def complete(folder: Path, unwritten: Mapping[Path, Unwritten]) -> str:
 
 
 def of(files: Mapping[Path, Unwritten]) -> str:
-    """The `digest` that a folder with these files has, without writing them.
+    """Return the `digest` of a folder with these files, without writing them.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: if a file cannot be read.
     """
     sha = hashlib.sha256()
     for path, file in sorted(files.items()):
@@ -81,12 +81,12 @@ def verify(folder: Path, expected: str) -> bool:
 
 
 def parts_of(checkpoint: Path) -> list[Path]:
-    """The folders of what ranks have written, the first rank's first. One alone writes no parts."""
+    """Return the folders written by ranks, in order. A single rank writes no parts."""
     return sorted(checkpoint.glob(f"{PART}*")) or [checkpoint]
 
 
 def together(digests: Sequence[str]) -> str:
-    """The hash of a checkpoint from the digests of its parts."""
+    """Return the hash of a checkpoint from the digests of its parts."""
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
@@ -103,6 +103,6 @@ def _begin(sha: "hashlib._Hash", path: Path, size: int) -> None:
 
 
 def _write(file: FileIO, block: memoryview) -> None:
-    """Write a whole block: a file without a buffer may take a part of it."""
+    """Write a whole block: an unbuffered file may accept only part of it at a time."""
     while len(block):
         block = block[file.write(block) :]

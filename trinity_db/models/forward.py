@@ -1,21 +1,23 @@
-"""Runs payloads through a causal language model, and returns for each trained token what losses read.
+"""Forward pass of payloads through a causal language model, returning losses' inputs per trained token.
 
     forward = Forward(model, config, temperature=0.7)
-    for chosen in forward.micro_batches(payloads, width=2):  # indices; every 2 neighbours stay together
+    for chosen in forward.micro_batches(payloads, width=2):  # indices; pairs of neighbours stay together
         scored = forward([payloads[i] for i in chosen])      # .mask .logprobs .entropy .correct .values
         frozen.logprobs([payloads[i] for i in chosen])       # of a reference, or of a proximal policy
 
-Shapes: B sequences, K the most trained tokens of one sequence. A row's trained tokens stand at its left, in
-order, and the mask marks them. The first token of a sequence is never trained, because nothing predicts it.
+Shapes: B sequences; K is the greatest number of trained tokens in a sequence. Trained tokens are
+left-aligned, in order, and marked by the mask. The first token of a sequence is never trained, because
+nothing predicts it.
 
-Sequences lie end to end without padding if the model computes the same so (`layout.py` tries it). Else they
-are padded to the right, or if that changes what it computes too, each has a call of its own. If the output
-embedding alone makes the logits, these exist for a part of the trained tokens at a time
-(`chunked_logprobs.py`).
+Sequences are packed end to end without padding if this does not change the model's results (tested by
+`layout.py`), and tokens that several of them begin with are computed once (`prefixes.py`). Otherwise they are
+padded on the right, or processed one by one if padding changes results too.
+If the logits are the output embedding's result alone, they are computed for a part of the trained tokens at a
+time (`chunked_logprobs.py`).
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
@@ -26,43 +28,50 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinity_db.arrays import Payload
-from trinity_db.config import ForwardConfig
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ForwardConfig
 from trinity_db.models.attention import pack
 from trinity_db.models.chunked_logprobs import ChunkedHead, Entropy, Scores, from_logits, is_plain
 from trinity_db.models.computing import Computing, name_of
 from trinity_db.models.layers import store_in
-from trinity_db.models.layout import Layout, decoder_of, layout_of
+from trinity_db.models.layout import Layout, decoder_of, layout_of, shares_prefixes
 from trinity_db.models.libraries import computing_dtype
 from trinity_db.models.packed_kernels import noting
+from trinity_db.models.prefixes import Prefixes, Tree
 from trinity_db.models.router import recorded
 from trinity_db.models.routing import Replay, Routers
+from trinity_db.models.segments import Segments
 
 logger = logging.getLogger(__name__)
+
+REPEATED = 8
+"""Tokens that a micro-batch may compute beyond those that are enough, for each token of a prefix that a new
+micro-batch would compute again: that costs an eighth of the time."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A model's columns for the trained tokens of a micro-batch. They are 0 where the mask is False."""
+    """Columns for the trained tokens of a micro-batch; 0 where the mask is False."""
 
     mask: Tensor
-    """[B, K] bool."""
+    """[B, K] Mask of the trained tokens, bool."""
     logprobs: Tensor
     """[B, K] Log-probability of each token at the temperature at which it was sampled; with gradient."""
     entropy: Tensor
     """[B, K] Entropy in nats of the distribution of each token; with gradient only on request."""
     correct: Tensor
-    """[B, K] bool, True where no token is likelier."""
+    """[B, K] bool, True where the token is the most likely one."""
     values: Tensor | None = None
     """[B, K] The value head's expectation before each token, with gradient. None without a value head."""
     load: Tensor | None = None
-    """[2, E] The load of the experts, as `router.py` has it. None if it was not asked for."""
+    """[2, E] Load of the experts, see `router.py`. None if it was not requested."""
     differing: Tensor | None = None
-    """[] At how many tokens and layers a router's own choice is not the recorded one. None if none is."""
+    """[] Number of tokens and layers where a router's choice differs from the recorded one. None without
+    records."""
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """The columns by the names that losses read, without the mask: algorithms may mask more tokens."""
+        """Return the columns by the names in losses, without the mask: algorithms may mask more tokens."""
         columns = {"logprobs": self.logprobs, "entropy": self.entropy, "correct": self.correct}
         return columns if self.values is None else columns | {"values": self.values}
 
@@ -72,13 +81,13 @@ class Forward:
 
     Args:
         model: a causal language model of transformers, in evaluation mode.
-        temperature: the logits are divided by it, where a payload does not have other temperatures.
+        temperature: divisor of the logits, unless a payload has its own temperatures.
         value_head: maps hidden states [N, H] to values [N]. None: values are not computed.
-        device: that the model computes on. None: the one of its weights.
-        with_weights: calls a function while the weights outside of layers are whole. Sharded weights need it.
-            None: they always are.
-        frozen: the weights never change. Those of the linear layers are then kept in the dtype of products,
-            which takes half of the memory in 16 bits.
+        device: device of the computation. None: that of the model's weights.
+        with_weights: calls a function while the weights outside layers are gathered; needed for sharded
+            weights. None: they are never sharded.
+        frozen: the weights never change. Weights of linear layers are then kept in the dtype of products,
+            with half the memory for 16 bits.
     """
 
     def __init__(
@@ -101,17 +110,19 @@ class Forward:
         self._dtype = dtype if self._autocasts else next(model.parameters()).dtype
         self._temperature = temperature
         self._max_sequences = config.micro_batch_size
-        self.max_tokens = config.tokens_on(self._device.type)
-        """Tokens of a micro-batch, at most; a longer payload has its own."""
+        self.max_tokens = config.most_tokens
+        """Most tokens that a micro-batch computes; a longer payload has its own."""
+        self._enough_tokens = config.enough_tokens_on(self._device.type)
+        """Tokens of a micro-batch that larger ones only save time with if they share more prefixes."""
         self.routers: Routers | None = None
-        """By which recorded choices of experts are compared, and replayed. None: payloads are taken to have
-        none."""
+        """Compares and replays recorded choices of experts. None: payloads have no records."""
         self.replays = True
-        """Whether they are replayed, and not only compared."""
+        """Whether recorded choices are replayed, not only compared."""
         self._replay: Replay | None = None
-        """What was given to the routers last."""
+        """Last input of the routers."""
         self.layout: Layout = with_weights(lambda: layout_of(model))
         self._packs = self.layout == "packed"
+        self._shares: bool = self._packs and with_weights(lambda: shares_prefixes(model))
         self._plain: bool = with_weights(lambda: is_plain(model))
         self.computing = Computing(
             name_of(self._device),
@@ -122,42 +133,73 @@ class Forward:
         if not self._packs:
             how = "are padded" if self.layout == "padded" else "go through it one by one"
             logger.warning("%s cannot take sequences end to end: they %s", type(model).__name__, how)
+        elif not self._shares:
+            logger.warning("%s cannot share prompts: each row computes its own", type(model).__name__)
         if not self._plain:
             logger.info("%s changes its logits: they are computed whole", type(model).__name__)
-        if frozen:  # not before the trials above, which compute in float32
+        if frozen:  # after the trials above, which compute in float32
             store_in(model, self._dtype)
 
     @torch.no_grad()
     def _attention(self) -> tuple[str, ...]:
-        """The kernels of the attention. They are chosen here, by trials, and not within the first step."""
+        """Choose the attention kernels by trials, here rather than within the first step."""
         if not self._packs:
             return (str(self._model.config._attn_implementation),)
         tokens = torch.zeros(1, 2, dtype=torch.long, device=self._device)
         with noting() as kernels, self._autocast():
-            decoder_of(self._model)(input_ids=tokens, use_cache=False, **pack([1, 1], self._device))
+            decoder_of(self._model)(input_ids=tokens, use_cache=False, **pack(Segments([1, 1]), self._device))
         return tuple(sorted(kernels))
 
     def micro_batches(self, payloads: Sequence[Payload], width: int = 1) -> list[list[int]]:
-        """The indices of the payloads of each micro-batch. Each `width` neighbours stay together.
+        """Return the payload indices of each micro-batch. Each `width` neighbours stay together.
 
-        The longest come first. So a step that does not fit into memory fails at its beginning, and payloads
-        of similar length share a micro-batch, which keeps padding low.
+        The longest come first, so that a step too large for memory fails early and payloads of similar length
+        share a micro-batch, which reduces padding. Payloads with the same prefix are neighbours.
         """
-        lengths = np.array([payload.num_tokens for payload in payloads]).reshape(-1, width)
-        batches: list[list[int]] = []  # of items
-        for item in np.argsort(-lengths.max(axis=1), kind="stable").tolist():
-            grown = [*batches[-1], item] if batches else []
-            if grown and len(grown) * width <= self._max_sequences and self._fits(lengths[grown]):
-                batches[-1] = grown
-            else:
-                batches.append([item])
-        return [[item * width + member for item in items for member in range(width)] for items in batches]
+        prefixes = Prefixes(payloads, self._shares)
+        batches: list[list[int]] = []
+        tokens = 0  # of the last micro-batch
+        for item in _items(prefixes.ordered(), width):
+            grown = [*batches[-1], *item] if batches else []
+            together, alone = self._computed(prefixes, grown), self._computed(prefixes, item)
+            repeated = tokens + alone - together  # by a new micro-batch
+            most = min(self.max_tokens, max(self._enough_tokens, REPEATED * repeated))
+            if grown and len(grown) <= self._max_sequences and together <= most and self.layout != "alone":
+                batches[-1], tokens = grown, together
+            else:  # sharded ranks must call the model equally often, also with the layout alone
+                batches.append(item)
+                tokens = alone
+        return batches
 
-    def _fits(self, lengths: NDArray[np.int64]) -> bool:
-        if self.layout == "alone":  # sharded ranks have to call the model equally often
-            return False
-        tokens = lengths.sum() if self._packs else lengths.max() * lengths.size
-        return bool(tokens <= self.max_tokens)
+    def related(
+        self, payloads: Sequence[Payload], width: int, parts: int
+    ) -> tuple[list[list[int]], list[int]]:
+        """Divide payloads into sets that share no prefix, and the tokens that the model computes for each.
+
+        A set that would compute more than one of `parts` equal parts of all tokens is divided further. Each
+        `width` neighbours stay together.
+        """
+        prefixes = Prefixes(payloads, self._shares)
+        total = self._computed(prefixes, range(len(payloads)))
+        if parts == 1:
+            return [list(range(len(payloads)))], [total]
+        sets: list[list[int]] = []
+        costs: list[int] = []
+        for item in _items(prefixes.ordered(), width):
+            grown = [*sets[-1], *item] if sets else []
+            together, alone = self._computed(prefixes, grown), self._computed(prefixes, item)
+            if grown and together <= total / parts and together < costs[-1] + alone:
+                sets[-1], costs[-1] = grown, together
+            else:
+                sets.append(item)
+                costs.append(alone)
+        return sets, costs
+
+    def _computed(self, prefixes: Prefixes, rows: Sequence[int]) -> int:
+        """Return the number of tokens that the model computes for these payloads, padding included."""
+        if self._packs:
+            return prefixes.tree(rows).num_tokens if rows else 0
+        return len(rows) * max((prefixes.lengths[row] for row in rows), default=0)
 
     def __call__(
         self, payloads: Sequence[Payload], *, entropy_gradient: bool = False, routed: int | None = None
@@ -165,8 +207,8 @@ class Forward:
         """Score the trained tokens.
 
         Args:
-            entropy_gradient: whether a loss reads the entropy.
-            routed: experts that a layer chooses for a token, where a loss reads their load.
+            entropy_gradient: whether a loss uses the entropy.
+            routed: number of experts per token, if a loss uses their load.
         """
 
         def compute() -> tuple[Tensor | None, ...]:
@@ -181,7 +223,7 @@ class Forward:
 
     @torch.no_grad()
     def load(self, payloads: Sequence[Payload], routed: int) -> Tensor:
-        """[2, E] Only the load of the experts, without gradient. No logits are computed."""
+        """[2, E] Compute only the load of the experts, without gradient and logits."""
 
         def compute() -> Tensor:
             with self._recorded(payloads, routed) as loads:
@@ -195,17 +237,21 @@ class Forward:
     def _recorded(
         self, payloads: Sequence[Payload], routed: int | None
     ) -> AbstractContextManager[list[Tensor]]:
-        return recorded(decoder_of(self._model), routed, [payload.num_tokens for payload in payloads])
+        copies = None
+        if routed is not None and self.layout != "alone":
+            _, indices, size = self._laid_out(payloads)
+            copies = self._copies(indices, size)
+        return recorded(decoder_of(self._model), routed, copies)
 
     @torch.no_grad()
     def logprobs(self, payloads: Sequence[Payload]) -> Tensor:
-        """[B, K] Only the log-probabilities, without gradient."""
+        """[B, K] Compute only the log-probabilities, without gradient."""
         mask, scores, _ = self._with_weights(lambda: self._scores(payloads, "none"))
         return _rectangle(scores[0], mask)
 
     @torch.no_grad()
     def logprobs_and_values(self, payloads: Sequence[Payload]) -> tuple[Tensor, Tensor]:
-        """[B, K] and [B, K] The log-probabilities and the values, without gradient, from one pass."""
+        """[B, K] and [B, K] Compute log-probabilities and values in one pass, without gradient."""
         head = self._value_head
         assert head is not None, "the algorithm asks for values"
 
@@ -217,7 +263,7 @@ class Forward:
         return _rectangle(logprobs, mask), _rectangle(values, mask)
 
     def canary_logprobs(self, payloads: Sequence[Payload]) -> Tensor:
-        """[B, K] As `logprobs`, at temperature 1 and in the weights' own dtype, whatever training uses."""
+        """[B, K] As `logprobs`, but at temperature 1 and in the weights' own dtype."""
         exact = copy(self)
         exact._temperature, exact._dtype = 1.0, next(self._model.parameters()).dtype
         exact._autocasts = False
@@ -225,7 +271,7 @@ class Forward:
 
     @torch.no_grad()
     def values(self, payloads: Sequence[Payload]) -> Tensor:
-        """[B, K] Only the values, without gradient. No logits are computed."""
+        """[B, K] Compute only the values, without gradient and logits."""
         head = self._value_head
         assert head is not None, "the algorithm asks for values"
 
@@ -236,17 +282,18 @@ class Forward:
         return _rectangle(self._with_weights(compute), self._mask(payloads))
 
     def _scores(self, payloads: Sequence[Payload], entropy: Entropy) -> tuple[Tensor, Scores, Tensor]:
-        """The mask [B, K]; scores [N] and hidden states [N, H] of the N trained tokens, row after row."""
+        """Return the mask [B, K], and scores [N] and hidden states [N, H] of the N trained tokens, row by
+        row."""
         found = [self._scores_of(part, entropy) for part in self._parts(payloads)]
         joined = found[0] if len(found) == 1 else [torch.cat(values) for values in zip(*found, strict=True)]
         return self._mask(payloads), (joined[0], joined[1], joined[2]), joined[3]
 
     def _parts(self, payloads: Sequence[Payload]) -> list[Sequence[Payload]]:
-        """The payloads of each call of the model."""
+        """Split payloads into calls of the model."""
         return [[payload] for payload in payloads] if self.layout == "alone" else [payloads]
 
     def _scores_of(self, payloads: Sequence[Payload], entropy: Entropy) -> tuple[Tensor, ...]:
-        """Scores and hidden states, by one call of the model."""
+        """Compute scores and hidden states in one call of the model."""
         inputs, places, targets = self._inputs(payloads)
         if self._plain:
             hidden = self._hidden(inputs, places)
@@ -262,7 +309,7 @@ class Forward:
         return *from_logits(logits, targets, entropy), hidden
 
     def _temperatures(self, payloads: Sequence[Payload]) -> Tensor | None:
-        """[N] The temperature of each trained token, in float32 or better; None: all are 1."""
+        """[N] Temperature of each trained token, in float32 or better; None: all are 1."""
         own = [payload.temperatures is None for payload in payloads]
         if self._temperature == 1.0 and all(own):
             return None
@@ -272,7 +319,8 @@ class Forward:
         return torch.from_numpy(values[trained_mask(payloads)]).to(self._device, dtype)
 
     def _whole_logits(self, inputs: dict[str, Any], places: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [N, V] and hidden states [N, H] at the places, of a model that changes its logits."""
+        """Return logits [N, V] and hidden states [N, H] at the positions, for a model that modifies its
+        logits."""
         width = inputs["input_ids"].shape[1]
         rows, columns = places // width, places % width
         kept, columns = torch.unique(columns, return_inverse=True)
@@ -286,24 +334,51 @@ class Forward:
         return logits, captured[0].flatten(0, 1)[places]
 
     def _inputs(self, payloads: Sequence[Payload]) -> tuple[dict[str, Any], Tensor, Tensor]:
-        """The model's arguments; the flat places [N] that predict trained tokens; these tokens [N].
+        """Return the model's arguments, the flat positions [N] that predict trained tokens, and these tokens
+        [N].
 
-        The routers get the choices of these payloads.
+        The routers receive the recorded choices of these payloads.
         """
-        tokens, places, targets = (
-            array.to(self._device) for array in _laid_out(payloads, self.layout == "packed")
-        )
-        inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
-        if self._packs:
-            inputs |= pack([payload.num_tokens for payload in payloads], self._device)
+        tree, indices, size = self._laid_out(payloads)
+        shape = (1, size) if tree else (len(payloads), -1)
+        tokens = np.zeros(size, np.int64)
+        predicting, targets = [], []
+        for payload, index in zip(payloads, indices, strict=True):
+            tokens[index] = payload.token_ids
+            predicting.append(index[:-1][payload.action_mask[1:]])
+            targets.append(payload.token_ids[1:][payload.action_mask[1:]])
+        inputs: dict[str, Any] = {"input_ids": self._sent(tokens).view(shape), "use_cache": False}
+        if tree:
+            inputs |= pack(tree.segments, self._device)
         if self.routers is not None:
-            choice = self.routers.recorded(payloads, *_starts(payloads, self._packs))
+            choice = self.routers.recorded(payloads, indices, size)
             given = None if choice is None else choice.to(self._device)
-            self._replay = self.routers.replay(given, forces=self.replays)
-        return inputs, places, targets
+            self._replay = self.routers.replay(given, self._copies(indices, size), forces=self.replays)
+        return inputs, self._sent(np.concatenate(predicting)), self._sent(np.concatenate(targets))
+
+    def _laid_out(self, payloads: Sequence[Payload]) -> tuple[Tree | None, list[NDArray[np.int64]], int]:
+        """Return the tree of packed payloads, the flat index of each payload's tokens, and the number of
+        tokens.
+
+        Padding needs no attention mask: it is on the right, and attention is causal.
+        """
+        if self._packs:
+            tree = Prefixes(payloads, self._shares).tree(range(len(payloads)))
+            return tree, [tree.segments.indices(path) for path in tree.paths], tree.num_tokens
+        lengths = [payload.num_tokens for payload in payloads]
+        width = max(lengths)
+        indices = [row * width + np.arange(length) for row, length in enumerate(lengths)]
+        return None, indices, len(lengths) * width
+
+    def _copies(self, indices: Sequence[NDArray[np.int64]], size: int) -> Tensor:
+        """[size] Number of payloads that have each computed token; 0 for padding."""
+        return self._sent(np.bincount(np.concatenate(indices), minlength=size))
+
+    def _sent(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(self._device)
 
     def _hidden(self, inputs: dict[str, Any], places: Tensor) -> Tensor:
-        """[N, H] The decoder's last hidden states at the places."""
+        """[N, H] Return the decoder's last hidden states at the positions."""
         with self._autocast():
             hidden: Tensor = decoder_of(self._model)(**inputs)[0].flatten(0, 1)[places]
         return hidden
@@ -318,7 +393,7 @@ class Forward:
 def trained_values(
     payloads: Sequence[Payload], name: Literal["logprobs", "versions", "temperatures"]
 ) -> NDArray[Any]:
-    """[B, K] A stored array at the trained tokens; 0 elsewhere, and for sequences without that array."""
+    """[B, K] Return a stored array at the trained tokens; 0 elsewhere and for sequences without the array."""
     rows = [getattr(payload, name) for payload in payloads]
     first = [int(payload.action_mask[:1].sum()) for payload in payloads]
     mask = trained_mask(payloads)
@@ -330,40 +405,18 @@ def trained_values(
 
 
 def trained_mask(payloads: Sequence[Payload]) -> NDArray[np.bool_]:
-    """[B, K] True at each row's trained tokens, which stand at its left."""
+    """[B, K] True at each row's trained tokens, which are left-aligned."""
     counts = np.array([np.count_nonzero(payload.action_mask[1:]) for payload in payloads])
     mask: NDArray[np.bool_] = np.arange(counts.max()) < counts[:, None]
     return mask
 
 
-def _laid_out(payloads: Sequence[Payload], packs: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens [1, total] or padded [B, T]; the flat places [N] that predict trained tokens; these tokens [N].
-
-    Padding needs no attention mask: it stands on the right, and attention looks to the left.
-    """
-    starts, total = _starts(payloads, packs)
-    tokens = np.zeros(total, np.int64)
-    where = []
-    for start, payload in zip(starts, payloads, strict=True):
-        tokens[start : start + payload.num_tokens] = payload.token_ids
-        where.append(start + np.flatnonzero(payload.action_mask[1:]))
-    places = np.concatenate(where)
-    rows = 1 if packs else len(payloads)
-    return (
-        torch.from_numpy(tokens.reshape(rows, -1)),
-        torch.from_numpy(places),
-        torch.from_numpy(tokens[places + 1]),
-    )
-
-
-def _starts(payloads: Sequence[Payload], packs: bool) -> tuple[list[int], int]:
-    """The flat place of the first token of each payload, and the number of places."""
-    lengths = [payload.num_tokens for payload in payloads]
-    if packs:
-        return np.cumsum([0, *lengths[:-1]]).tolist(), sum(lengths)
-    return [row * max(lengths) for row in range(len(lengths))], len(lengths) * max(lengths)
+def _items(order: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Yield the indices of each item of `width` neighbours, in the order of their first ones."""
+    for number in dict.fromkeys(row // width for row in order):
+        yield [number * width + member for member in range(width)]
 
 
 def _rectangle(values: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] Values [N], which come row after row, put where the mask is True."""
+    """[B, K] Scatter values [N], ordered by row, to where the mask is True."""
     return values.new_zeros(mask.shape).masked_scatter(mask, values)

@@ -1,4 +1,4 @@
-"""A model whose weights never change, and whose log-probabilities are stored with the rows.
+"""A model with fixed weights, whose log-probabilities are stored with the rows.
 
 Processors use it for a teacher.
 """
@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trinity_db.arrays import Payload
-from trinity_db.config import ForwardConfig
+from trinity_db.arrays.codec import Payload
+from trinity_db.config.shared import ForwardConfig
 from trinity_db.models.forward import Forward
 from trinity_db.models.libraries import default_device
 from trinity_db.models.loading import load_model
@@ -20,8 +20,8 @@ class FrozenModel:
     """A causal language model without gradient.
 
     Args:
-        config: the size of a micro-batch, and the dtype.
-        temperature: of the run that sampled the tokens; payloads may have others.
+        config: micro-batch size and dtype.
+        temperature: temperature of the run that sampled the tokens; payloads may have others.
     """
 
     def __init__(

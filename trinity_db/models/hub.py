@@ -1,10 +1,10 @@
 """Models by name: repositories of the Hugging Face Hub or of ModelScope, as folders on this machine.
 
-Only this module downloads models. Callers pass names from the command line and from configurations
-of the caller; a name from the database is never passed (see `trinity_db.trust`).
+Only this module downloads models. Names come from the command line and the caller's configuration, never from
+the database (see `trinity_db.run.trust`).
 
-A download is kept in the cache of the hub's own library, which other programs share and extend. So a model
-gets a folder of links to exactly the files that a model needs: the folder's digest stays the same.
+Downloads are kept in the cache of the hub's own library, which other programs share and extend. So each model
+gets a folder of links to exactly the files it needs, whose digest stays the same.
 """
 
 import importlib
@@ -32,13 +32,13 @@ _SETTINGS = (
     *("sentencepiece*", "chat_template*", "additional_chat_templates/*"),
     *("modules.json", "*sentence_*.json", "1_Pooling/config.json"),
 )
-"""Files beside the weights."""
+"""Files other than weights."""
 _WEIGHTS = (
     ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors", "value_head.safetensors"),
     ("adapter_model.safetensors",),
     ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"),
 )
-"""Files with weights: the first kind that a repository has is downloaded."""
+"""Weight files: the first kind that a repository has is downloaded."""
 
 
 def is_name(path: Path) -> bool:
@@ -52,19 +52,19 @@ def names_commit(revision: str | None) -> bool:
 
 
 def requested(revision: str | None) -> str:
-    """Return the branch, tag or commit that a user has asked for, without the commit that is recorded."""
+    """Return the branch, tag or commit that the user requested, without the recorded commit."""
     match = _WITH_COMMIT.fullmatch(revision or "")
     return (match[1] or match[2]) if match else revision or _hub().branch
 
 
 def pin(name: str, revision: str | None) -> str:
-    """Return a revision with its commit, such as main@0123...; a commit stays as it is.
+    """Return a revision with its commit, such as main@0123...; a commit is unchanged.
 
-    Settings and tokenizer are downloaded. If the hub cannot be reached, the commit in the cache counts.
+    Configuration and tokenizer are downloaded. If the hub is unreachable, the commit in the cache is used.
 
     Raises:
-        ConfigError: there is no such repository or revision, or it may not be read.
-        TrinityError: the hub cannot be reached, and the cache does not have the model.
+        ConfigError: if the repository or revision does not exist, or may not be read.
+        TrinityError: if the hub is unreachable and the cache does not have the model.
     """
     if names_commit(revision):
         return str(revision)
@@ -73,17 +73,17 @@ def pin(name: str, revision: str | None) -> str:
 
 
 def folder(path: Path, revision: str | None = None, with_weights: bool = True) -> Path:
-    """Return the folder of a model. A repository is downloaded if this machine does not have its files.
+    """Return the folder of a model, downloading a repository if this machine does not have its files.
 
     Args:
         path: a folder, or the name of a repository.
-        revision: of a repository, with its commit, as `pin` returns it. A name without a commit is a missing
-            folder: only `pin` looks branches up.
-        with_weights: False downloads settings and tokenizer only.
+        revision: revision with commit, as `pin` returns it. A name without a commit counts as a missing
+            folder: only `pin` resolves branches.
+        with_weights: False downloads only configuration and tokenizer.
 
     Raises:
-        ConfigError: there is no such folder, repository or revision, or the repository has no weights.
-        TrinityError: the hub cannot be reached, and the cache does not have the model.
+        ConfigError: if the folder, repository or revision does not exist, or the repository has no weights.
+        TrinityError: if the hub is unreachable and the cache does not have the model.
     """
     if not is_name(path):
         if revision is not None:
@@ -113,7 +113,7 @@ def folder(path: Path, revision: str | None = None, with_weights: bool = True) -
 
 
 def cached(name: str) -> Path:
-    """Return the folder of the hub's library that has a downloaded model: what another machine needs."""
+    """Return the library's folder of a downloaded model, to copy to another machine."""
     return _hub().cached(name)
 
 
@@ -123,7 +123,7 @@ def _links_of(name: str, commit: str) -> Path:
 
 
 def _is_whole(folder: Path, single: str) -> bool:
-    """Whether a folder has a file of weights, or all files that the index of that name lists."""
+    """Whether a folder has a single weight file, or all files listed in the index of that name."""
     index = folder / f"{single}.index.json"
     if not index.is_file():
         return (folder / single).is_file()
@@ -135,32 +135,32 @@ def _is_whole(folder: Path, single: str) -> bool:
 
 
 def _link(source: Path, links: Path, patterns: Sequence[str]) -> None:
-    """Make a folder of links to files. It appears whole."""
+    """Create a folder of links to files, atomically."""
     aside = links.with_name(f"{links.name}.{uuid4().hex[:8]}.tmp")
     try:
         for file in {file for pattern in patterns for file in source.glob(pattern) if file.is_file()}:
             link = aside / file.relative_to(source)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file.resolve())
-        shutil.rmtree(links, ignore_errors=True)  # links of a cache that was emptied
+        shutil.rmtree(links, ignore_errors=True)  # links into a cache that was emptied
         aside.rename(links)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
-        if not links.is_dir():  # no other process has made it
+        if not links.is_dir():  # no other process has created it
             raise TrinityError(f"{links}: cannot be written: {error.strerror or error}") from error
 
 
 class _Hub(Protocol):
-    """A hub, as its own library reaches it."""
+    """A hub, accessed with its own library."""
 
     branch: str
-    """The revision that a name without one means."""
+    """Default revision."""
 
     def commit(self, name: str, revision: str) -> str:
-        """The commit that a branch or tag stands for now."""
+        """Return the current commit of a branch or tag."""
 
     def download(self, name: str, revision: str, patterns: Sequence[str]) -> Path:
-        """The folder with the files of a commit that match; it may have others."""
+        """Download the matching files of a commit; return their folder, which may contain others."""
 
     def cached(self, name: str) -> Path: ...
 
@@ -192,14 +192,14 @@ class _HuggingFace:
             raise ConfigError(f"{name}: the Hub has no revision '{revision}' of it.") from error
         except errors.GatedRepoError as error:
             raise ConfigError(
-                f"{name}: its owner must give you access: ask on its page of the Hub, and set HF_TOKEN."
+                f"{name}: its owner must give you access: ask on its Hub page, and set HF_TOKEN."
             ) from error
         except errors.RepositoryNotFoundError as error:
             raise ConfigError(
                 f"{name}: there is no such folder, and no such model on the Hub that this account may read; "
                 "correct the name, or set HF_TOKEN."
             ) from error
-        except Exception as error:  # each version of the library raises others when the network is down
+        except Exception as error:  # errors of a network that is down depend on the version
             is_offline = self._constants.HF_HUB_OFFLINE
             cause = "HF_HUB_OFFLINE is set" if is_offline else error.__cause__ or error
             raise _unreachable(name, cause, self.cached(name)) from error
@@ -223,11 +223,11 @@ class _ModelScope:
             ) from error
 
     def commit(self, name: str, revision: str) -> str:
-        """The commit that last changed a file, because the library names no other commit of a branch."""
+        """Return the commit that last changed a file; the library does not report the branch's commit."""
         client = importlib.import_module("modelscope_hub").HubApi().legacy
         try:
             files = client.list_repo_files(name, "model", revision=revision)
-        except Exception as error:  # its own, and those of requests
+        except Exception as error:  # its own errors, and those of requests
             raise _unreachable(name, error, self.cached(name)) from error
         newest: dict[str, Any] = max(files, key=lambda file: file.get("CommittedDate") or 0, default={})
         if not _WITH_COMMIT.fullmatch(str(newest.get("Revision"))):
@@ -258,11 +258,11 @@ def _unreachable(name: str, cause: BaseException | str, cached: Path) -> Trinity
 
 
 def _hub() -> _Hub:
-    """The hub that TRINITY_DB_HUB names.
+    """Return the hub named by TRINITY_DB_HUB.
 
     Raises:
-        ConfigError: it names another one.
-        TrinityError: its library is not installed.
+        ConfigError: if the name is unknown.
+        TrinityError: if its library is not installed.
     """
     name = _hub_name()
     if name not in _HUBS:

@@ -1,4 +1,4 @@
-"""How much memory a forward pass keeps for its backward pass, and how many tokens a micro-batch may have."""
+"""Memory that a forward pass keeps for its backward pass, and the resulting limits of micro-batches."""
 
 import sys
 from collections.abc import Callable, Collection
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SHARE = 0.5  # of free memory; the rest is for temporary values, copies of the weights, and other processes
+SHARE = 0.5  # share of free memory; the rest is for temporary values, copies of weights, and other processes
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
@@ -17,13 +17,13 @@ class Limits(NamedTuple):
     """Limits of a micro-batch, in tokens."""
 
     micro_batch: int
-    """Shorter rows share a micro-batch up to this."""
+    """Most tokens of a micro-batch with several rows."""
     recompute_above: int
-    """The inner values of more tokens do not fit into memory: layers compute them again."""
+    """Most tokens whose activations fit into memory; above that, layers recompute them."""
 
 
 def kept_bytes(compute: Callable[[], Tensor], weights: Collection[Tensor]) -> int:
-    """The bytes that a computation keeps for its backward pass, without its weights."""
+    """Return the bytes that a computation keeps for its backward pass, without its weights."""
     own = {weight.untyped_storage().data_ptr() for weight in weights}
     kept: dict[int, int] = {}
 
@@ -34,19 +34,18 @@ def kept_bytes(compute: Callable[[], Tensor], weights: Collection[Tensor]) -> in
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = compute()  # as long as it exists, no address is used twice
+        result = compute()  # while it exists, no address is reused
     del result
     return sum(kept.values())
 
 
 def limits(most: int, free: int | None, reserved: int, token_bytes: float) -> Limits:
-    """The limits for this much memory.
+    """Compute the limits for this much memory.
 
     Args:
-        most: tokens of a micro-batch, from which on more save no time.
-        free: bytes. None: unknown.
-        reserved: bytes of `free` that gradients and the optimizer's state will take.
-        token_bytes: that the backward pass needs for each token.
+        most: tokens of a micro-batch above which no time is saved. free: free bytes. None: unknown. reserved:
+            bytes of `free` that gradients and the optimizer's state will take. token_bytes: bytes per token
+            that the backward pass needs.
     """
     if free is None:
         return Limits(most, sys.maxsize)
@@ -55,8 +54,8 @@ def limits(most: int, free: int | None, reserved: int, token_bytes: float) -> Li
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory of the device that no process uses: of the GPU, or of this machine within the limit of its
-    container (cgroup v2). None where the system does not report it."""
+    """Return the free memory of a GPU, or of this machine within the limit of its container (cgroup v2). None
+    if the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if not MEMINFO.exists():
@@ -73,5 +72,5 @@ def _free_in_container(otherwise: int) -> int:
         counts = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
     except OSError:  # no container limits memory
         return otherwise
-    cache = int(counts.get("inactive_file", 0))  # the kernel frees it when memory is needed
+    cache = int(counts.get("inactive_file", 0))  # the kernel frees it on demand
     return otherwise if limit == "max" else max(0, int(limit) - used + cache)

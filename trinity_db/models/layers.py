@@ -10,28 +10,28 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.utils.checkpoint import checkpoint
 
 from trinity_db.errors import ConfigError
-from trinity_db.models.unread import UnreadModel
+from trinity_db.models.lazy_weights import UnreadModel
 
 T = TypeVar("T")
 
 
 def layers_of(model: Any) -> list[torch.nn.Module]:
-    """The repeated blocks of a model. The list is empty if transformers does not mark them."""
+    """Return the repeated blocks of a model; empty if transformers does not mark them."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def recompute(model: Any, above: int = 0) -> None:
-    """Keep only the input of each layer, and compute its inner values again in the backward pass.
+    """Keep only the input of each layer, and recompute its activations in the backward pass.
 
-    transformers can do this in training mode only, and training mode would switch on dropout.
+    transformers supports this only in training mode, which would enable dropout.
 
     Args:
-        above: calls with at most so many tokens keep the inner values.
+        above: calls with at most this many tokens keep the activations.
 
     Raises:
-        ConfigError: transformers does not mark the layers of this model.
+        ConfigError: if transformers does not mark the layers of this model.
     """
     layers = layers_of(model)
     if not layers:
@@ -43,13 +43,13 @@ def recompute(model: Any, above: int = 0) -> None:
 
 
 def compile_layers(model: Any) -> None:
-    """Let `torch.compile` fuse what each layer computes outside of its attention.
+    """Let `torch.compile` fuse each layer's operations outside attention.
 
-    All layers share what is compiled, for any number of tokens. Call it before `recompute`, and after the
+    All layers share the compiled code, for any number of tokens. Call it before `recompute`, and after the
     trials of `Forward`, which change the attention.
 
     Raises:
-        ConfigError: transformers does not mark the layers of this model.
+        ConfigError: if transformers does not mark the layers of this model.
     """
     layers = layers_of(model)
     if not layers:
@@ -59,10 +59,10 @@ def compile_layers(model: Any) -> None:
 
 
 def store_in(model: Any, dtype: torch.dtype) -> None:
-    """Keep the weights of a frozen model's linear layers in the dtype that products are computed in.
+    """Keep the weights of a frozen model's linear layers in the dtype of products.
 
-    In 16 bits this is half the memory, and the same bits come out: autocast rounds a weight at each use. The
-    embeddings stay in float32, because a vector that is looked up in them is not rounded.
+    In 16 bits this takes half the memory with bitwise equal results: autocast rounds weights at each use. The
+    embeddings stay in float32, because looked-up vectors are not rounded.
     """
     if dtype == torch.float32:
         return
@@ -73,11 +73,11 @@ def store_in(model: Any, dtype: torch.dtype) -> None:
 
 
 class Root(torch.nn.Module):
-    """The outermost module of sharded modules. Its call runs a function while the outer weights are whole.
+    """Outermost module of sharded modules. Its call runs a function while the outer weights are gathered.
 
-    FSDP gathers the weights outside of layers (embeddings, norm, head) when the outermost module is called.
-    `Forward` calls parts of a model and reads the weight of its head. So it must not call the model itself,
-    and calls this module instead.
+    FSDP gathers the weights outside layers (embeddings, norm, head) when the outermost module is called.
+    `Forward` calls parts of a model and reads its head's weight, so it calls this module rather than the
+    model.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
@@ -88,32 +88,31 @@ class Root(torch.nn.Module):
         return compute()
 
     def sum_gradients_after(self, is_last: bool) -> None:
-        """Before a backward pass: whether the ranks sum their gradients of the passes so far after it.
+        """Set before a backward pass whether the ranks sum their accumulated gradients after it.
 
-        Until then each rank adds up the gradients of whole weights, 4 bytes a parameter.
+        Until then each rank accumulates gradients of whole weights, 4 bytes per parameter.
         """
-        sharded = cast(FSDPModule, self)  # which fully_shard makes of it
+        sharded = cast(FSDPModule, self)  # fully_shard changes its class
         sharded.set_is_last_backward(is_last)
         sharded.set_requires_gradient_sync(is_last)
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How weights are shared among ranks (PyTorch's FSDP2). Each rank keeps its part.
+    """Sharding of weights over ranks (PyTorch's FSDP2).
 
-    Weights are gathered and gradients are summed in float32. So the ranks compute what one process computes.
+    Weights are gathered and gradients are summed in float32, so the ranks compute the same as one process.
     """
 
     mesh: DeviceMesh
     device: str
     offloads: bool
-    """Whether the parts lie in the memory of the CPU, with gradients and optimizer, which steps there."""
+    """Whether shards, gradients and optimizer are in CPU memory, where the optimizer steps."""
 
     def of(self, unread: UnreadModel, *others: torch.nn.Module) -> Root:
-        """Read a model, and shard it and the other modules, layer by layer.
+        """Read a model, and shard it and the other modules layer by layer.
 
-        The forward pass gathers one layer at a time, and the backward pass does so again. Between two calls
-        no rank has whole weights.
+        Forward and backward pass each gather one layer at a time. Between calls no rank has whole weights.
         """
         offload = CPUOffloadPolicy(self.mesh.device_type == "cuda") if self.offloads else OffloadPolicy()
         how: dict[str, Any] = {"mesh": self.mesh, "offload_policy": offload}

@@ -1,8 +1,8 @@
-"""How the sequences of a micro-batch lie in the tensors that a model takes. Trials on two short ones decide.
+"""Layout of a micro-batch's sequences in the model's input tensors, decided by a trial with two sequences.
 
-packed    end to end in one row, without padding; each attends to itself only (`attention.py`)
-padded    one row each, padded to the right; each looks to its left, so that no attention mask is needed
-alone     one call of the model each: slow, and right for every causal model
+packed    end to end in one row, without padding; each attends only to itself (`attention.py`)
+padded    one row each, padded on the right; causal attention needs no mask then
+alone     one call of the model each: slow, but correct for every causal model
 """
 
 from typing import Any, Literal
@@ -12,28 +12,31 @@ from torch import Tensor
 
 from trinity_db.errors import ConfigError
 from trinity_db.models.attention import PACKED, pack, packed_attention
+from trinity_db.models.segments import Segments
 
 Layout = Literal["packed", "padded", "alone"]
 
-PROBE_TOKENS = (7, 5)  # tokens of the two sequences of a trial
+PROBE_TOKENS = (7, 5)  # lengths of the two sequences of a trial
+SHARED_TOKENS = (6, 4, 3)  # lengths of a prefix and of two continuations in a trial
 TOLERANCE = 1e-4  # relative to the largest hidden value; rounding gives 1e-6, attending to another sequence 1
 
 
 def decoder_of(model: Any) -> Any:
-    """The part of a causal language model that computes hidden states from tokens, without the head."""
+    """Return the part of a causal language model that computes hidden states from tokens, without the
+    head."""
     found = model.get_decoder()
-    # Llama 4 finds itself, and ModernBERT its head.
+    # get_decoder returns the model itself for Llama 4, and the head for ModernBERT.
     return model.model if found is model or isinstance(found, torch.nn.Linear) else found
 
 
 @torch.no_grad()
 def layout_of(model: Any) -> Layout:
-    """The fastest layout in which the model computes what it computes for each sequence alone.
+    """Return the fastest layout with the same results as for each sequence alone.
 
-    A model that packs is switched to the attention of packed rows.
+    A model that can be packed is switched to the attention of packed rows.
 
     Raises:
-        ConfigError: a token changes the hidden states of tokens before it.
+        ConfigError: if a token changes the hidden states of earlier tokens.
     """
     decoder, device = decoder_of(model), next(model.parameters()).device
     size = model.get_input_embeddings().num_embeddings
@@ -44,7 +47,7 @@ def layout_of(model: Any) -> Layout:
     changed[0, -1] = (changed[0, -1] + 1) % size
     if not _same(_hidden(decoder, changed)[:, :-1], apart[0][:, :-1]):
         raise ConfigError(
-            f"{model.config.name_or_path}: {type(model).__name__} lets tokens see those after them; "
+            f"{model.config.name_or_path}: {type(model).__name__} lets tokens attend to later ones; "
             "take a causal language model."
         )
     if _packs(model, tokens, torch.cat(apart, dim=1)):
@@ -56,7 +59,7 @@ def layout_of(model: Any) -> Layout:
 
 
 def _packs(model: Any, tokens: Tensor, expected: Tensor) -> bool:
-    """Whether hidden states of sequences end to end are the expected ones. If so, leave the model packed."""
+    """Whether packed sequences give the expected hidden states. If so, keep the model's packed attention."""
     from transformers import AttentionInterface
 
     if not (
@@ -73,11 +76,11 @@ def _packs(model: Any, tokens: Tensor, expected: Tensor) -> bool:
     AttentionInterface.register(PACKED, noted)
     model.set_attn_implementation(PACKED)
     try:
-        inputs = pack(list(PROBE_TOKENS), tokens.device)
+        inputs = pack(Segments(PROBE_TOKENS), tokens.device)
         same = _same(_hidden(decoder_of(model), tokens, **inputs), expected)
         same = same and bool(windows) and _has_windows(model.config.get_text_config(), windows)
-        model(input_ids=tokens, use_cache=False, **inputs)  # may pass on more than its decoder does
-    except Exception:  # any error: the model needs its own attention
+        model(input_ids=tokens, use_cache=False, **inputs)  # may pass more arguments than its decoder does
+    except Exception:  # any error means that the model needs its own attention
         same = False
     finally:
         AttentionInterface.register(PACKED, packed_attention)
@@ -86,13 +89,32 @@ def _packs(model: Any, tokens: Tensor, expected: Tensor) -> bool:
     return same
 
 
-def _has_windows(config: Any, windows: list[int | None]) -> bool:
-    """Whether each layer that looks at a window only has told the attention how long it is.
+@torch.no_grad()
+def shares_prefixes(model: Any) -> bool:
+    """Whether sequences of a packed row get the same hidden states if they share a prefix."""
+    decoder, device = decoder_of(model), next(model.parameters()).device
+    tokens = (
+        torch.arange(sum(SHARED_TOKENS), device=device)[None]
+        * 7
+        % model.get_input_embeddings().num_embeddings
+    )
+    prefix, *rests = tokens.split(SHARED_TOKENS, dim=1)
+    apart = [_hidden(decoder, torch.cat([prefix, rest], dim=1)) for rest in rests]
+    expected = [apart[0], *(one[:, prefix.shape[1] :] for one in apart[1:])]
+    try:
+        inputs = pack(Segments(SHARED_TOKENS, [-1] + [0] * len(rests)), device)
+        return _same(_hidden(decoder, tokens, **inputs), torch.cat(expected, dim=1))
+    except Exception:  # any error means that each sequence needs its own prefix
+        return False
 
-    The trial is shorter than windows, and packed rows have no mask, in which some models keep their windows.
+
+def _has_windows(config: Any, windows: list[int | None]) -> bool:
+    """Whether each layer with a sliding window passes its length to the attention.
+
+    The trial is shorter than windows, and packed rows have no mask, in which some models implement windows.
 
     Args:
-        windows: what the attention was told, layer by layer.
+        windows: window passed to the attention, layer by layer.
     """
     kinds = getattr(config, "layer_types", None)
     if kinds is None:

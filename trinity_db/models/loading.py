@@ -1,38 +1,41 @@
 """Checks and loads models and tokenizers from disk, in Hugging Face format.
 
-Loading from a folder never uses the network; the two functions that take a `ModelConfig` download the
-settings and the tokenizer of a model of the Hub (`hub`). Nothing is written to stderr, which is for logs.
-Loading needs the extra `train`; importing this module does not.
+Loading from a folder never uses the network; the two functions with a `ModelConfig` download configuration
+and tokenizer of a model of the Hub (`hub`). Nothing is written to stderr, which is reserved for logs. Loading
+needs the extra `train`; importing this module does not.
 """
 
 import importlib
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trinity_db.config import ModelConfig
+from trinity_db.config.shared import ModelConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models import hub
-from trinity_db.models.adapter_folder import is_adapter, whole_model
+from trinity_db.models.adapter_folder import base_folder, is_adapter, whole_model
 from trinity_db.models.families import check_experts, check_family
 from trinity_db.models.libraries import FROM_FOLDER, check_libraries, default_device, library
 from trinity_db.models.scratch import scratch_tokenizer
 from trinity_db.models.time_steps import limit_as_configured
 
+if TYPE_CHECKING:
+    from trinity_db.models.lora import AdaptedModel
+
 _PADDING_IS_ZEROED = {"youtu"}
-"""Families whose row of the padding token transformers sets to 0 after it has read the weights."""
+"""Families whose padding embedding transformers zeroes after reading the weights."""
 
 
 def check_source(config: ModelConfig, is_decoded: bool = False, has_experts: bool = False) -> None:
     """Check early, without loading anything, that a starting model can be loaded.
 
     Args:
-        is_decoded: whether the engine `transformers` is to sample from it.
-        has_experts: whether its choice of experts is to be recorded.
+        is_decoded: whether the engine `transformers` samples from it.
+        has_experts: whether its choice of experts is recorded.
 
     Raises:
-        ConfigError: there is no such model, or one of a family that cannot be used so.
-        TrinityError: it is not on this machine, and its hub cannot be reached.
+        ConfigError: if the model does not exist, or its family cannot be used in this way.
+        TrinityError: if it is not on this machine and its hub is unreachable.
         MissingExtra: torch or transformers is not installed.
     """
     check_libraries("torch", "transformers")
@@ -49,40 +52,52 @@ def check_source(config: ModelConfig, is_decoded: bool = False, has_experts: boo
 def load_model(path: Path, device: str | None = None) -> Any:
     """Load a causal language model onto the device, in float32 and in evaluation mode (no dropout).
 
-    An adapter is merged into its base. A model that sees as well is loaded whole, so that a version has all
-    of its weights. Those that read no text are frozen.
+    An adapter is merged into its base. A vision-language model is loaded whole, so that versions contain all
+    of its weights; weights outside its language model are frozen.
 
     Raises:
-        ConfigError: there is no such folder, or no model in it that transformers can read, or an adapter
-            whose base has changed or is gone.
+        ConfigError: if the folder does not exist, or has no model that transformers can read, or an adapter
+            whose base has changed or is missing.
         MissingExtra: torch or transformers is not installed.
     """
     torch, transformers = library("torch"), library("transformers")
     check_folder(path)
     if is_adapter(path):
-        from trinity_db.models.lora import load_merged  # which imports this module
-
-        return load_merged(path).to(device or default_device())
+        return load_adapted(path).unload().to(device or default_device())
     try:
         config = transformers.AutoConfig.from_pretrained(path, **FROM_FOLDER)
         own = {"config": _without_padding(config)} if config.model_type in _PADDING_IS_ZEROED else {}
         model = model_class(config).from_pretrained(path, **FROM_FOLDER, dtype=torch.float32, **own)
-    except Exception as error:  # of many classes: the files choose what transformers imports and computes
-        raise ConfigError(f"{path}: is no causal language model: {_one_line(error)}") from error
+    except Exception as error:  # any class: the files determine what transformers imports and computes
+        raise ConfigError(f"{path}: is not a causal language model: {_one_line(error)}") from error
     if own:
         model.config.pad_token_id = model.get_input_embeddings().padding_idx = config.pad_token_id
     return prepared(model).to(device or default_device()).eval()
 
 
+def load_adapted(folder: Path) -> "AdaptedModel":
+    """Load an adapter and its base, on the CPU in float32, regardless of the model that it is merged into.
+
+    Raises:
+        ConfigError: if the adapter is damaged, or its base has changed or is missing.
+        MissingExtra: peft, torch or transformers is not installed.
+    """
+    check_libraries("peft", "torch", "transformers")
+    from trinity_db.models.lora import AdaptedModel
+
+    base = base_folder(folder)
+    return AdaptedModel(folder, base, load_model(base, "cpu"))
+
+
 def model_class(config: Any) -> Any:
-    """The class of transformers that makes the model of a configuration."""
+    """Return the transformers class that builds the model of a configuration."""
     transformers = library("transformers")
     sees = sees_as_well(config)
     return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
 
 
 def prepared(model: Any) -> Any:
-    """A model that transformers has made, within the limits of its configuration; what sees is frozen."""
+    """Prepare a new transformers model: apply its configuration's limits and freeze its vision part."""
     limit_as_configured(model)
     if sees_as_well(model.config):
         model.requires_grad_(False)
@@ -92,10 +107,10 @@ def prepared(model: Any) -> Any:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Load the tokenizer beside a model. It raises an error for characters that it has no token for.
+    """Load the tokenizer in a model's folder. It raises an error for characters without a token.
 
     Raises:
-        ConfigError: there is no such folder, or no tokenizer in it that transformers can read.
+        ConfigError: if the folder does not exist, or has no tokenizer that transformers can read.
         MissingExtra: transformers is not installed.
     """
     transformers = library("transformers")
@@ -109,7 +124,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def _refusing(tokenizer: Any) -> Any:
-    """A tokenizer that raises an error for characters that it has no token for. By default BPE skips them.
+    """Make a tokenizer raise an error for characters without a token, which BPE skips by default.
 
     An unknown token that is not in the vocabulary makes BPE raise the error.
     """
@@ -120,60 +135,77 @@ def _refusing(tokenizer: Any) -> Any:
 
 
 def source_tokenizer(config: ModelConfig) -> Any:
-    """The tokenizer of a starting model in a folder or of the Hub, or of a scratch model.
+    """Return the tokenizer of a starting model: in a folder, on the Hub, or from scratch.
 
     Raises: as `load_tokenizer` and `hub.folder`.
     """
     if config.scratch is not None:
         return _refusing(scratch_tokenizer(config.scratch.alphabet, config.scratch.context))
-    assert config.path is not None, "the tokenizer of another run lies in its checkpoint"
+    assert config.path is not None, "the tokenizer of another run is in its checkpoint"
     return load_tokenizer(hub.folder(config.path, config.revision, with_weights=False))
 
 
+def end_tokens(path: Path) -> list[int]:
+    """Return the tokens that end a response by the model's generation settings; none without such a file."""
+    try:
+        return end_tokens_of(
+            library("transformers").GenerationConfig.from_pretrained(path, local_files_only=True)
+        )
+    except OSError:
+        return []
+
+
+def end_tokens_of(settings: Any) -> list[int]:
+    """Return the end tokens of generation settings."""
+    ends = settings.eos_token_id
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
 def other_token(tokenizer: Any, other: Any) -> str | None:
-    """The first token that another tokenizer lacks or has under another id; None if it has all of them."""
+    """Return the first token that another tokenizer lacks or has with another id; None if it has all."""
     numbers = other.get_vocab()
     differing = [(n, token) for token, n in tokenizer.get_vocab().items() if numbers.get(token) != n]
     return min(differing)[1] if differing else None
 
 
 def context_length(path: Path) -> int:
-    """The longest sequence in tokens that the model in a folder takes, prompt and response together.
+    """Return the longest sequence, prompt and response, of the model in a folder, in tokens.
 
     Raises:
-        ConfigError: the folder has no model that transformers can load, or its configuration does not
-            say it.
+        ConfigError: if the folder has no model that transformers can load, or its configuration does not
+            state it.
     """
     transformers = library("transformers")
     check_folder(path)
     try:
         config = transformers.AutoConfig.from_pretrained(whole_model(path), **FROM_FOLDER)
     except Exception as error:  # as in load_model
-        raise ConfigError(f"{path}: is no causal language model: {_one_line(error)}") from error
+        raise ConfigError(f"{path}: is not a causal language model: {_one_line(error)}") from error
     return context_of(config)
 
 
 def context_of(config: Any) -> int:
-    """`context_length` from a model's configuration. For a vision-language model, its language model counts.
+    """Return the context length from a model's configuration; of a vision-language model, the language
+    model's.
 
-    Beyond it the log-probability of a token would depend on how many tokens follow, or on rounding. LongRoPE
-    turns all positions by other factors as soon as one lies beyond the original context. Sparse attention
-    picks `index_topk` tokens, by scores that are often equal.
+    Beyond it a token's log-probability would depend on the number of tokens that follow, or on rounding.
+    LongRoPE rotates all positions by other factors once one is beyond the original context. Sparse attention
+    picks `index_topk` tokens by scores that often tie.
 
     Raises:
-        ConfigError: the configuration does not say it, such as those of BLOOM, MPT and Mamba.
+        ConfigError: if the configuration does not state it, like those of BLOOM, MPT and Mamba.
     """
     text = config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
     if context is None:
         raise ConfigError(
-            f"{config.name_or_path}: its config.json does not say how many tokens a sequence may have; add "
+            f"{config.name_or_path}: its config.json does not state how many tokens a sequence may have; add "
             f"max_position_embeddings there, with what this {config.model_type} takes."
         )
     rope = getattr(text, "rope_parameters", None) or {}
     ropes = [
         one for one in (rope, *rope.values()) if isinstance(one, dict)
-    ]  # by kind of layer in some models
+    ]  # per kind of layer in some models
     switches = [
         one["original_max_position_embeddings"] for one in ropes if one.get("rope_type") == "longrope"
     ]
@@ -181,7 +213,7 @@ def context_of(config: Any) -> int:
 
 
 def sees_as_well(config: Any) -> bool:
-    """Whether the files are of a model that takes images, and has a language model of its own."""
+    """Whether the configuration is of a model for images that contains a language model."""
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
     whole = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
     is_causal = type(config) in auto.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -192,12 +224,12 @@ def check_folder(path: Path) -> None:
     """Check that a folder may hold a model.
 
     Raises:
-        ConfigError: there is no such folder, or it has neither config.json nor an adapter.
+        ConfigError: if the folder does not exist, or has neither config.json nor an adapter.
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: no such model folder.")
     if not (path / "config.json").is_file() and not is_adapter(path):
-        raise ConfigError(f"{path}: is no model folder, it has no config.json.")
+        raise ConfigError(f"{path}: is not a model folder: it has no config.json.")
 
 
 def _without_padding(config: Any) -> Any:

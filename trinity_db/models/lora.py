@@ -1,9 +1,9 @@
-"""Adapters of peft on a model of transformers: loaded strictly, and merged without loss.
+"""peft adapters on transformers models: loaded strictly, and merged without loss.
 
     y = W·x + alpha / rank · B·(A·x)        W [out, in], A [rank, in], B [out, rank]
 
-peft puts its layers into the model itself, which remains the transformers model that it was. An adapter is
-never merged into live weights, because unmerging would not restore the same bits.
+peft inserts its layers into the model itself, which remains a transformers model. An adapter is never merged
+into live weights, because unmerging would not restore the same bits.
 """
 
 import warnings
@@ -18,11 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trinity_db.errors import ConfigError
-from trinity_db.models import adapter_folder, model_folder
+from trinity_db.models import adapter_folder
 from trinity_db.models.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
-from trinity_db.models.folder_digest import complete
 from trinity_db.models.libraries import check_libraries
-from trinity_db.models.loading import load_model, load_tokenizer
 from trinity_db.models.rounding import round_to, seed_names, without_adapter
 
 _NAME = "default"  # peft's name for a model's only adapter
@@ -32,7 +30,7 @@ class Lora:
     """Adds two matrices to layers of a model, in place, and freezes all other weights.
 
     Args:
-        settings: peft's, which say on which layers.
+        settings: peft's configuration, which selects the layers.
 
     Raises:
         MissingExtra: peft is not installed.
@@ -47,24 +45,24 @@ class Lora:
         with warnings.catch_warnings():
             # peft uses a name that transformers has deprecated.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-            # What is adapted is known here, and peft looks for the rank of fused experts among modules only.
+            # The adapted layers are known here; peft looks for the rank of fused experts only among modules.
             warnings.filterwarnings("ignore", "You have passed exclude_modules", UserWarning)
             warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)
             self._wrapped = peft.get_peft_model(model, settings, adapter_name=_NAME)
         self._layers = {name: one for name, one in model.named_modules() if isinstance(one, LoraLayer)}
-        model.eval()  # the new layers begin in training mode
+        model.eval()  # the new layers start in training mode
 
     def disabled(self) -> AbstractContextManager[None]:
-        """Within this `with`, the model computes what it computes without the adapter, bit for bit."""
+        """Disable the adapter within this context: results are bitwise those of the base model."""
         without: AbstractContextManager[None] = self._wrapped.disable_adapter()
         return without
 
     @torch.no_grad()
     def merged(self) -> dict[str, Tensor]:
-        """All weights with the adapter merged in, W + alpha / rank · B·A, under the model's own names.
+        """Return all weights with the adapter merged, W + alpha / rank · B·A, under the model's own names.
 
-        Adapted weights are copies on the CPU. The live weights stay as they are.
+        Adapted weights are copies on the CPU; the live weights are unchanged.
         """
         weights = {
             without_adapter(name): weight
@@ -76,30 +74,31 @@ class Lora:
         return weights
 
     def adapted_weights(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters of the base that have an adapter, by the names of `merged`."""
+        """Return the base parameters with an adapter, by the names of `merged`."""
         return {
             f"{without_adapter(name)}.{_adapted(layer)}": getattr(layer.get_base_layer(), _adapted(layer))
             for name, layer in self._layers.items()
         }
 
     def merged_weights(self) -> Iterator[tuple[torch.nn.Parameter, Tensor]]:
-        """Each adapted parameter, and its value with the adapter merged in."""
+        """Yield each adapted parameter and its value with the adapter merged."""
         for layer in self._layers.values():
             weight = getattr(layer.get_base_layer(), _adapted(layer))
             yield weight, weight + layer.get_delta_weight(_NAME)
 
     @torch.no_grad()
     def merge_into(self, model: Any) -> None:
-        """Give another model of the same architecture the adapted weights, in its own dtype and device.
+        """Copy the adapted weights into another model of the same architecture, in its dtype and device.
 
-        `round_to` rounds them. Layers that share a weight, such as in Zamba2, have separate
-        adapters: each layer then gets its own weight.
+        They are rounded with `round_to`. Layers that share a weight, for example in Zamba2, have separate
+        adapters, so each layer gets its own weight.
         """
         self._give(model, (weight for _, weight in self.merged_weights()))
 
     @torch.no_grad()
     def unload(self) -> Any:
-        """The model with the adapter merged into its weights, without peft's layers. The end of this one."""
+        """Merge the adapter and return the model without peft's layers. This object is unusable
+        afterwards."""
         weights = [weight for _, weight in self.merged_weights()]
         model = self._wrapped.unload()
         self._give(model, weights)
@@ -119,7 +118,7 @@ class Lora:
             given.add(id(parameter))
 
     def matrices(self) -> dict[str, Tensor]:
-        """The adapter's matrices themselves, no copies, under the names that peft gives them in a file."""
+        """Return the adapter's matrices (not copies) under peft's names in files."""
         import peft
 
         found: dict[str, Tensor] = peft.get_peft_model_state_dict(
@@ -131,11 +130,11 @@ class Lora:
     def load(self, folder: Path) -> None:
         """Load the matrices in a folder.
 
-        Not by peft, which leaves matrices as they are if it finds no others for them, and renames some as if
-        they were weights of an older transformers, such as those of Laguna's shared experts.
+        peft's own loader keeps matrices that are missing in the file, and renames some, such as Laguna's
+        shared experts, like weights of an older transformers.
 
         Raises:
-            ConfigError: they are damaged, or not exactly those of this adapter. Nothing has changed.
+            ConfigError: if they are damaged, or not exactly those of this adapter; nothing is changed then.
         """
         file = folder / WEIGHTS_FILE
         try:
@@ -150,7 +149,8 @@ class Lora:
         )
         if differing:
             raise ConfigError(
-                f"{file}: is not of this run's adapter: {len(differing)} matrices are missing, unknown or of "
+                f"{file}: does not fit this run's adapter: {len(differing)} matrices are missing, unknown "
+                f"or of "
                 f"another shape, such as {differing[0]}; restore it."
             )
         for name, matrix in own.items():
@@ -158,53 +158,33 @@ class Lora:
 
 
 class AdaptedModel(Lora):
-    """The base of an adapter in memory, which takes the adapter of one version after another.
-
-    It is on the CPU and in float32, whatever the model that it is merged into is in.
+    """An adapter's base in memory, into which the adapters of successive versions are loaded.
 
     Args:
-        folder: of the first adapter.
+        folder: folder of the first adapter.
+        base: folder of its base.
+        model: the base.
 
     Raises:
-        ConfigError: the adapter is damaged, or its base has changed or is gone.
-        MissingExtra: peft is not installed.
+        ConfigError: if the adapter is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
-        check_libraries("peft")
+    def __init__(self, folder: Path, base: Path, model: Any) -> None:
         import peft
 
-        self.base = adapter_folder.base_folder(folder)
-        """The base's folder."""
+        self.base = base
+        """Folder of the base."""
         self._digest = adapter_folder.read_base(folder).digest
         self._config = _config(folder)
         settings = peft.LoraConfig.from_pretrained(str(folder))
-        settings.base_model_name_or_path = str(self.base)  # it may have moved, and peft warns of that
-        super().__init__(load_model(self.base, "cpu"), settings)
+        settings.base_model_name_or_path = str(self.base)  # it may have moved, about which peft warns
+        super().__init__(model, settings)
         self.model.requires_grad_(False)
         self.load(folder)
 
     def fits(self, folder: Path) -> bool:
-        """Whether the adapter in a folder is on the same layers of the same base."""
+        """Whether the adapter in a folder has the same layers and base."""
         return adapter_folder.read_base(folder).digest == self._digest and _config(folder) == self._config
-
-    def write(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write the whole model with its tokenizer into a folder, as transformers loads it.
-
-        Raises:
-            OSError: the disk is full or cannot be written.
-        """
-        unwritten = model_folder.write(self.model, self.merged(), folder, dtype)
-        load_tokenizer(self.base).save_pretrained(folder)
-        complete(folder, unwritten)
-
-
-def load_merged(folder: Path) -> Any:
-    """The model that an adapter makes of its base, without peft's layers, on the CPU in float32.
-
-    Raises: as `AdaptedModel`.
-    """
-    return AdaptedModel(folder).unload()
 
 
 def _config(folder: Path) -> bytes:
@@ -215,5 +195,5 @@ def _config(folder: Path) -> bytes:
 
 
 def _adapted(layer: Any) -> str:
-    """The parameter of a layer that has the adapter. That of fused experts is one of several."""
+    """Return the name of a layer's adapted parameter: fused experts have several parameters."""
     return str(getattr(layer, "parameter_name", "weight"))

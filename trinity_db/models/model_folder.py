@@ -1,4 +1,4 @@
-"""Writes a whole model into a folder: configuration, and weights by the names of `transformers`."""
+"""Writes a whole model into a folder: configuration, weights under transformers' names, and a tokenizer."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -8,8 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trinity_db.models.folder_digest import complete
 from trinity_db.models.rounding import round_to, seed_names
 from trinity_db.models.weights_file import FILE, WeightsFile
+
+
+def write_with_tokenizer(
+    model: Any, state: dict[str, Tensor], folder: Path, dtype: torch.dtype, tokenizer: Any
+) -> None:
+    """Write a whole model with its tokenizer into a folder for transformers. See `write`.
+
+    Raises:
+        OSError: if the disk is full or cannot be written.
+    """
+    unwritten = write(model, state, folder, dtype)
+    tokenizer.save_pretrained(folder)
+    complete(folder, unwritten)
 
 
 def write(
@@ -20,18 +34,19 @@ def write(
     classifier: str | None = None,
     beside: Mapping[str, Tensor] | None = None,
 ) -> dict[Path, WeightsFile]:
-    """Write a model's configuration into a folder, and return the file of its weights, which is not written.
+    """Write a model's configuration into a folder, and return its weights file, which is not written yet.
 
     The file has copies on the CPU, so that the weights may change before it is written.
 
     Args:
-        model: a model of `transformers`.
-        state: its weights by its own names. This function empties it, so that no two copies are in memory.
-        dtype: of the parameters in the file, apart from those that the model's class keeps in float32.
-            `round_to` rounds them to 16 bits, by their names in the model, before the names are converted
-            for the file.
-        classifier: name of the class that classifies sequences by one label, if the folder is of it too.
-        beside: weights of that class which `model` lacks.
+        model: a transformers model. state: its weights by its own names. Emptied here, so that memory has
+            only one copy.
+        dtype: format of the parameters in the file, except for weights that the model's class keeps in
+            float32. They are rounded to 16 bits with `round_to`, by their names in the model, before the
+            names are converted for the file.
+        classifier: name of the class for sequence classification with one label, if the folder also has its
+            weights.
+        beside: additional weights of that class, missing in `model`.
     """
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
@@ -45,7 +60,7 @@ def write(
         model.generation_config.save_pretrained(folder)
     for name in model._keys_to_ignore_on_save or ():
         state.pop(name, None)
-    state = remove_tied_weights_from_state_dict(state, model)  # it compares addresses, so it comes first
+    state = remove_tied_weights_from_state_dict(state, model)  # first, since it compares addresses
     buffers = {name for name, _ in model.named_buffers()}
     copies, seeds = {}, seed_names(model)
     for name in list(state):
@@ -58,12 +73,12 @@ def write(
 
 
 def _copy(weight: Tensor, seed_name: str, dtype: torch.dtype) -> Tensor:
-    """A copy on the CPU, rounded on the weight's device."""
+    """Return a copy on the CPU, rounded on the weight's device."""
     rounded = round_to(weight, seed_name, dtype).detach()
     return rounded.to("cpu", copy=rounded.data_ptr() == weight.data_ptr())
 
 
 def stays_exact(model: Any, name: str) -> bool:
-    """Whether the model's class keeps a weight in float32, whatever the others are in."""
+    """Whether the model's class keeps a weight in float32, regardless of the others."""
     kept = (model._keep_in_fp32_modules or (), model._keep_in_fp32_modules_strict or ())
     return any(part in name for parts in kept for part in parts)

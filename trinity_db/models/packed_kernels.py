@@ -1,12 +1,17 @@
-"""The kernels that compute causal attention of sequences end to end in one row.
+"""Kernels for causal attention of sequences packed end to end in one row.
 
 flash      on a GPU, in bfloat16 and float16: one call for all sequences, torch's own `varlen_attn`
-efficient  on a GPU, for what flash does not take, as float32: one call a length, memory grows with the row
-plain      on a CPU: one call for neighbours of one length
+efficient  on a GPU, for what flash does not support, such as float32: one call per length, memory is linear
+plain      on a CPU: one call per run of neighbours of equal length; short ones with a context are stacked
 
-On a GPU scaled_dot_product_attention falls to a kernel that keeps all scores, the square of the row, if heads
-share keys in float32. So shared keys are repeated there. A mask for a window is the square of the row too, so
-long rows are cut to blocks.
+Sequences that share a prefix are several segments (`segments.py`). The prefix, their context, is computed
+once, and a copy of its keys precedes the keys of each call. A causal call gets queries of zeros in place of
+the context's, since torch aligns causal attention at the first key.
+
+On a GPU, scaled_dot_product_attention falls back to a kernel that stores all scores, quadratic in the row, if
+heads share keys in float32. So shared keys are repeated there. The mask of a window is quadratic too, so long
+rows are split into blocks.
+
 Shapes: total tokens, H heads, G heads of keys and values, D the size of a head.
 """
 
@@ -14,21 +19,24 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import groupby, pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from trinity_db.models.segments import Calls, Segments
 
 logger = logging.getLogger(__name__)
 
 Kernel = Literal["flash", "efficient", "plain"]
 
-FLASH_HEAD = 256  # largest size of a head that flash takes; a multiple of 8
-FLASH_CAPABILITY = (8, 0)  # of a GPU: Ampere and later
-TRIAL_LENGTHS = (70, 1, 33)
+FLASH_HEAD = 256  # largest head size that flash supports; a multiple of 8
+FLASH_CAPABILITY = (8, 0)  # required compute capability: Ampere and later
+TRIAL_LENGTHS, TRIAL_PARENTS = (70, 1, 33, 40, 5), (-1, -1, -1, 0, 3)
 TRIAL_WINDOW = 20
+MOST_COPIES = 4  # keys that calls read for each token; above that, the backward pass copies them again
 TRIAL_TOLERANCE = 0.05  # relative; bfloat16 rounds by 0.004, a wrong window or sequence gives 1
 
 
@@ -37,58 +45,64 @@ _noted: set[Kernel] = set()
 
 @contextmanager
 def noting() -> Iterator[set[Kernel]]:
-    """The kernels that `attend` computes with within this `with`."""
+    """Yield the set of kernels that `attend` uses within this context."""
     _noted.clear()
     yield _noted
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], window: int | None, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, window: int | None, scale: float | None
 ) -> Tensor:
-    """Attention within each sequence, to tokens that are not later.
+    """Compute causal attention within each sequence.
 
     Args:
         query: [1, H, total, D]; key and value [1, G, total, D], where G divides H.
-        window: tokens that a token sees, itself included. None: all before it.
-        scale: of the scores. None: 1 / √D.
+        window: tokens that a token attends to, including itself. None: all earlier ones.
+        scale: factor of the scores. None: 1 / √D.
 
     Returns:
         [1, total, H, D].
     """
     kernel = kernel_for(query, key, value, has_window=window is not None)
     _noted.add(kernel)
+    compute, calls = _by_calls, _calls(query, segments, window)
     if kernel == "flash":
-        return _flash(query, key, value, lengths, window, scale)
-    runs = _runs(lengths, window)
-    # The gradient of one split is one concatenation. The gradient of slices would be a sum of whole tensors.
-    sizes = [length * count for length, count in runs]
-    parts = zip(*(torch.split(whole, sizes, dim=2) for whole in (query, key, value)), strict=True)
+        compute, calls = _flash, segments.each(window, query.device)
+    if calls.num_keys > MOST_COPIES * query.shape[2]:
+        attended: Tensor = checkpoint(
+            compute, query, key, value, calls, window, scale, use_reentrant=False, preserve_rng_state=False
+        )
+        return attended
+    return compute(query, key, value, calls, window, scale)
+
+
+def _calls(query: Tensor, segments: Segments, window: int | None) -> Calls:
+    """Return the calls of `_by_calls`. On a GPU a mask would need another kernel than causal calls."""
+    return segments.calls(window, query.device, _dtype(query) if query.device.type == "cpu" else None)
+
+
+def _by_calls(
+    query: Tensor, key: Tensor, value: Tensor, planned: Calls, window: int | None, scale: float | None
+) -> Tensor:
+    """[1, total, H, D] Attention by a call for each run or stack of segments."""
+    calls, indices = planned
+    if indices is not None:
+        key, value = key.index_select(2, indices), value.index_select(2, indices)
+    # The gradient of one split is one concatenation; the gradient of slices would be a sum of whole tensors.
+    queries = torch.split(query, [call.num_queries for call in calls], dim=2)
+    sizes = [call.num_keys for call in calls]
     attended = []
-    for (length, count), part in zip(runs, parts, strict=True):
-        several = [one[0].unflatten(1, (count, length)).transpose(0, 1) for one in part]
-        found = _one(several[0], several[1], several[2], window, scale)
+    for call, *part in zip(
+        calls, queries, torch.split(key, sizes, dim=2), torch.split(value, sizes, dim=2), strict=True
+    ):
+        several = [torch.unflatten(one[0], 1, (call.times, -1)).transpose(0, 1) for one in part]
+        found = _one(several[0], several[1], several[2], window, scale, call.mask)
         attended.append(found.transpose(1, 2).flatten(0, 1)[None])
     return torch.cat(attended, dim=1)
 
 
-def _runs(lengths: Sequence[int], window: int | None) -> list[tuple[int, int]]:
-    """Lengths, and how many neighbours have each: these are computed by one call. Of many short sequences the
-    calls would take longer than what they compute.
-
-    A sequence that is cut to blocks comes alone.
-    """
-    runs = [(length, len(list(same))) for length, same in groupby(lengths)]
-    if window is None:
-        return runs
-    return [
-        run
-        for length, count in runs
-        for run in ([(length, 1)] * count if length > 2 * window else [(length, count)])
-    ]
-
-
 def kernel_for(query: Tensor, key: Tensor, value: Tensor, *, has_window: bool) -> Kernel:
-    """The kernel that `attend` computes with."""
+    """Return the kernel that `attend` uses."""
     if query.device.type != "cuda":
         return "plain"
     size, dtype = query.shape[-1], _dtype(query)
@@ -99,16 +113,31 @@ def kernel_for(query: Tensor, key: Tensor, value: Tensor, *, has_window: bool) -
     return "flash" if _flash_is_right(query.device, dtype, size, heads, has_window) else "efficient"
 
 
-def _one(query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float | None) -> Tensor:
-    """[N, H, length, D] Attention of sequences of one length. Where they are cut to blocks, N is 1."""
+def _one(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: int | None,
+    scale: float | None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """[N, H, length, D] Attention of segments of equal length; N is 1 if they are split into blocks.
+
+    Args:
+        key: [N, G, context + length, D], like value.
+        mask: added to the scores. None: causal.
+    """
     shares = query.shape[1] // key.shape[1]
     if shares > 1 and query.device.type == "cuda":
         key, value = (one.repeat_interleave(shares, dim=1) for one in (key, value))
         shares = 1
-    length = query.shape[2]
-    if window is not None and length > 2 * window:  # below it, blocks have more scores than the mask
+    if mask is not None:
+        return scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=shares > 1)
+    length = key.shape[2]
+    if context := length - query.shape[2]:
+        return _one(pad(query, (0, 0, context, 0)), key, value, window, scale)[:, :, context:]
+    if window is not None and length > 2 * window:  # below that, blocks have more scores than the mask
         return _in_blocks(query, key, value, window, scale)
-    mask = None
     if window is not None and length > window:
         mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
     return scaled_dot_product_attention(
@@ -119,12 +148,12 @@ def _one(query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: f
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, window: int, scale: float | None) -> Tensor:
     """Blocks of `window` queries, each with the keys of its block and of the one before.
 
-    Memory grows with length times window, and not with the square of the length.
+    Memory grows with length times window, not with the square of the length.
     """
     length = query.shape[2]
     blocks = -(-length // window)
     query = pad(query, (0, 0, 0, blocks * window - length))
-    # One block of nothing stands before the first.
+    # An empty block precedes the first.
     key, value = (pad(one, (0, 0, window, blocks * window - length)) for one in (key, value))
     queries = query.reshape(1, query.shape[1], blocks, window, -1).movedim(2, 0).flatten(0, 1)
     keys, values = (
@@ -142,31 +171,38 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, window: int, scale: fl
 
 
 def _flash(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], window: int | None, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, planned: Calls, window: int | None, scale: float | None
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     dtype = _dtype(query)
-    ends = pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(torch.int32).to(query.device, non_blocking=True)
+    calls, indices = planned
     queries, keys, values = (one[0].transpose(0, 1).to(dtype) for one in (query, key, value))
+    if indices is not None:
+        keys, values = keys.index_select(0, indices), values.index_select(0, indices)
     found = varlen_attn(
         queries,
         keys,
         values,
-        ends,
-        ends,
-        max(lengths),
-        max(lengths),
+        _ends([call.num_queries for call in calls], query.device),
+        _ends([call.num_keys for call in calls], query.device),
+        max(call.num_queries for call in calls),
+        max(call.num_keys for call in calls),
         scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),  # tokens before, and after, the one that looks
+        window_size=(-1 if window is None else window - 1, 0),  # tokens before and after the query
         enable_gqa=True,
     )
-    assert isinstance(found, Tensor), "nothing beside it was asked for"
+    assert isinstance(found, Tensor), "no other output was requested"
     return found[None]
 
 
+def _ends(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """Return where each part begins and the last one ends."""
+    return pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(torch.int32).to(device, non_blocking=True)
+
+
 def _dtype(query: Tensor) -> torch.dtype:
-    """The dtype that attention is computed in: under autocast its dtype, as for torch's own attention."""
+    """Return the dtype of the attention: autocast's if active, like torch's own attention."""
     device = query.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
 
@@ -175,13 +211,13 @@ def _dtype(query: Tensor) -> torch.dtype:
 def _flash_is_right(
     device: torch.device, dtype: torch.dtype, size: int, heads: tuple[int, int], has_window: bool
 ) -> bool:
-    """Whether flash computes right values and gradients here, by a trial, once for each shape."""
+    """Whether flash computes correct values and gradients here, tested once per shape."""
     if torch.cuda.get_device_capability(device) < FLASH_CAPABILITY:
         return False
     window = TRIAL_WINDOW if has_window else None
     try:
         differences = _trial(device, dtype, size, heads, window)
-    except (ImportError, RuntimeError, TypeError, ValueError) as error:  # as where torch is older than 2.12
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:  # for example torch before 2.12
         logger.warning("flash attention is not used: %s", " ".join(str(error).split())[:200])
         return False
     if max(differences) > TRIAL_TOLERANCE:
@@ -193,8 +229,9 @@ def _flash_is_right(
 def _trial(
     device: torch.device, dtype: torch.dtype, size: int, heads: tuple[int, int], window: int | None
 ) -> list[float]:
-    """Relative differences between flash and the same in float32, of the result and of three gradients."""
+    """Return relative differences of result and three gradients between flash and float32."""
     generator = torch.Generator().manual_seed(0)
+    segments = Segments(TRIAL_LENGTHS, TRIAL_PARENTS)
     given = [
         torch.randn(1, count, sum(TRIAL_LENGTHS), size, generator=generator).to(device, dtype)
         for count in (heads[0], heads[1], heads[1])
@@ -202,12 +239,9 @@ def _trial(
     with torch.enable_grad(), torch.autocast(device.type, enabled=False):
         exact = [one.float().requires_grad_() for one in given]
         rounded = [one.clone().requires_grad_() for one in given]
-        bounds = [0, *torch.tensor(TRIAL_LENGTHS).cumsum(0).tolist()]
-        parts = [[one[:, :, a:b] for one in exact] for a, b in pairwise(bounds)]
-        expected = torch.cat(
-            [_one(part[0], part[1], part[2], window, None).transpose(1, 2) for part in parts], 1
-        )
-        found = _flash(rounded[0], rounded[1], rounded[2], TRIAL_LENGTHS, window, None).float()
+        expected = _by_calls(exact[0], exact[1], exact[2], _calls(exact[0], segments, window), window, None)
+        planned = segments.each(window, device)
+        found = _flash(rounded[0], rounded[1], rounded[2], planned, window, None).float()
         weights = torch.randn(expected.shape, generator=generator).to(device)
         wanted = [expected, *torch.autograd.grad((weights * expected).sum(), exact)]
         gotten = [found, *torch.autograd.grad((weights * found).sum(), rounded)]

@@ -1,4 +1,4 @@
-"""A reward model: a checkpoint that classifies sequences by one label, whose logit is the reward."""
+"""A reward model: a sequence classification checkpoint with one label, whose logit is the reward."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trinity_db.config import ForwardConfig
+from trinity_db.config.shared import ForwardConfig
 from trinity_db.errors import ConfigError
 from trinity_db.models.libraries import FROM_FOLDER, computing_dtype, default_device, library
 from trinity_db.models.loading import check_folder
@@ -17,13 +17,13 @@ TokenIds = Sequence[int]
 class RewardModel:
     """A model of the class AutoModelForSequenceClassification, without gradient.
 
-    Rows are padded to the right, where no token before the padding sees it.
+    Rows are padded on the right, where no token attends to the padding.
 
     Args:
-        config: the size of a micro-batch, and the dtype of the weights.
+        config: micro-batch size and dtype of the weights.
 
     Raises:
-        ConfigError: there is no such model in the folder.
+        ConfigError: if the folder has no such model.
     """
 
     def __init__(self, folder: Path, config: ForwardConfig, *, device: str | None = None) -> None:
@@ -37,14 +37,14 @@ class RewardModel:
             )
         except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
             why = " ".join(str(error).split())[:200]
-            raise ConfigError(f"{folder}: is no reward model: {why}") from error
+            raise ConfigError(f"{folder}: is not a reward model: {why}") from error
         if missing := sorted(report["missing_keys"]):
-            # transformers gives them random numbers.
-            raise ConfigError(f"{folder}: is no reward model, its files lack the weight {missing[0]}.")
+            # transformers initializes them randomly.
+            raise ConfigError(f"{folder}: is not a reward model: its files lack the weight {missing[0]}.")
         self._model: Any = model.to(self._device).eval()
         self._pad: int | None = model.config.get_text_config().pad_token_id
         self._max_sequences = config.micro_batch_size if self._pad is not None else 1
-        self._max_tokens = config.tokens_on(self._device.partition(":")[0])
+        self._max_tokens = config.enough_tokens_on(self._device.partition(":")[0])
 
     def rewards(self, rows: Sequence[TokenIds]) -> Iterator[tuple[int, float]]:
         """Yield each row's index and its reward, the longest rows first.
@@ -76,21 +76,21 @@ class RewardModel:
 
 
 def check_reward_model(folder: Path) -> None:
-    """Find out without loading it that a folder holds no reward model.
+    """Check without loading it that a folder has a reward model.
 
     Raises:
-        ConfigError: naming what it holds.
+        ConfigError: if not; names the model that it has.
     """
     check_folder(folder)
     transformers = library("transformers")
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **FROM_FOLDER)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: is no reward model: {' '.join(str(error).split())[:200]}") from error
+        raise ConfigError(f"{folder}: is not a reward model: {' '.join(str(error).split())[:200]}") from error
     made = (config.architectures or ["nothing"])[0]
     if not made.endswith("ForSequenceClassification"):
         raise ConfigError(
-            f"{folder}: is no reward model, but {made}; take a checkpoint of the class "
+            f"{folder}: is not a reward model, but {made}; take a checkpoint of the class "
             "AutoModelForSequenceClassification with one label, as algorithm: reward_model makes it."
         )
     if config.num_labels != 1:

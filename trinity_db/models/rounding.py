@@ -6,7 +6,7 @@ to hundreds of steps. Here each weight has its own threshold instead of one half
 
     bfloat16(w) = truncate(bits(w) + t),  t in [0, 65535]
 
-A value of the grid keeps its bits. A weight that has moved by a fraction f of the distance to its neighbour
+A value on the grid keeps its bits. A weight that has moved by a fraction f of the distance to its neighbour
 shows the neighbour with probability f, over the thresholds, so over a matrix the visible update equals the
 update. The thresholds never change, so a weight that did not move does not flicker.
 
@@ -24,22 +24,22 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-BLOCK = 1 << 20  # elements that share a seed
+BLOCK = 1 << 20  # elements with a common seed
 CHUNKS = {"cpu": 1 << 15}
-"""Elements that are rounded at a time, by kind of device: a divisor of BLOCK, which is the default. On the
-CPU as many as stay in a core's cache, and too few for torch to start threads. Temporary tensors take 20 bytes
-per element."""
+"""Elements rounded at a time, by kind of device: a divisor of BLOCK, which is the default. On the CPU as many
+as fit into a core's cache, too few for torch to start threads. Temporary tensors take 20 bytes per
+element."""
 
 
 def round_to(weight: Tensor, name: str, dtype: torch.dtype, start: int = 0) -> Tensor:
-    """Round a weight to a number format by the thresholds of its elements.
+    """Round a weight to a number format, with a threshold per element.
 
-    NaN and infinities stay what they are. A value above the largest finite number of the format is rounded to
+    NaN and infinities are unchanged. A value above the largest finite number of the format is rounded to
     nearest, so a finite weight becomes infinite only if rounding to nearest makes it so.
 
     Args:
-        weight: of any shape, or a slice of whole rows of it.
-        name: of the parameter, as `seed_names` has it.
+        weight: a weight of any shape, or a slice of whole rows of it.
+        name: name of the parameter, from `seed_names`.
         dtype: bfloat16 or float16. The weight is only converted to any other format.
         start: number of elements of the whole parameter that precede this slice.
 
@@ -61,9 +61,9 @@ def round_to(weight: Tensor, name: str, dtype: torch.dtype, start: int = 0) -> T
 
 @torch.no_grad()
 def inexact(weights: Iterable[Tensor], dtype: torch.dtype) -> tuple[float, float]:
-    """The share of weights without a value in a number format, and the largest distance to one.
+    """Return the share of weights without an exact value in a number format, and the largest rounding error.
 
-    Of weights that are sharded it counts this rank's part.
+    For sharded weights, only this rank's part counts.
     """
     count = changed = 0
     largest = 0.0
@@ -78,9 +78,9 @@ def inexact(weights: Iterable[Tensor], dtype: torch.dtype) -> tuple[float, float
 
 
 def seed_names(model: Any) -> dict[str, str]:
-    """The name that `round_to` takes, by each name of a parameter in the model's state.
+    """Map parameter names in the model's state to the names for `round_to`.
 
-    Tied parameters have one name. An adapter of peft, which inserts a layer, does not change a name.
+    Tied parameters have one name. peft's inserted layers do not change names.
     """
     first: dict[int, str] = {}
     named = ((without_adapter(name), one) for name, one in model.named_parameters(remove_duplicate=False))
@@ -88,12 +88,12 @@ def seed_names(model: Any) -> dict[str, str]:
 
 
 def without_adapter(name: str) -> str:
-    """The name of a parameter in the model before peft put an adapter onto its layer."""
+    """Return a parameter's name without peft's adapter layer."""
     return name.replace(".base_layer", "")
 
 
 def _chunks(start: int, count: int, device: str) -> Iterator[tuple[int, int]]:
-    """Parts of a slice, as bounds within it. None crosses the border of a block of the whole parameter."""
+    """Yield parts of a slice as bounds within it, none of which crosses a block of the whole parameter."""
     size, low = CHUNKS.get(device, BLOCK), 0
     while low < count:
         high = min(low + size - (start + low) % size, count)
@@ -102,7 +102,7 @@ def _chunks(start: int, count: int, device: str) -> Iterator[tuple[int, int]]:
 
 
 def _thresholds(name: str, start: int, count: int, device: torch.device) -> Tensor:
-    """[count] Thresholds of elements of one block, int32 in [0, 65535]: two from each hash of 32 bits.
+    """[count] Compute thresholds of elements of one block, int32 in [0, 65535]: two per 32-bit hash.
 
     The hash is lowbias32 by C. Wellons, seeded twice, in int32 that wraps around. torch shifts signed numbers
     arithmetically, so a mask clears the copies of the sign.
@@ -122,15 +122,16 @@ def _thresholds(name: str, start: int, count: int, device: torch.device) -> Tens
 
 
 def _to_bfloat16(weight: Tensor, thresholds: Tensor) -> Tensor:
-    """Carry into the upper 16 bits. The sign is a separate bit, so the magnitude is rounded."""
+    """Round to the upper 16 bits with carry. The sign is a separate bit, so the magnitude is rounded."""
     return thresholds.add_(weight.view(torch.int32)).bitwise_and_(-0x10000).view(torch.float32)
 
 
 def _to_float16(weight: Tensor, thresholds: Tensor) -> Tensor:
-    """Carry into the upper 19 bits. Below 2**-14 float16 is subnormal: choose between multiples of 2**-24."""
+    """Round to the upper 19 bits with carry. Below 2**-14 float16 is subnormal: choose between multiples of
+    2**-24."""
     normal = ((thresholds >> 3) + weight.view(torch.int32)).bitwise_and_(-0x2000).view(torch.float32)
     small = (weight.abs() < 2.0**-14).nonzero()[:, 0]
-    distances = weight[small].abs() * 2.0**24  # exact, as are its integer part and the rest
+    distances = weight[small].abs() * 2.0**24  # exact, like its integer and fractional parts
     below = distances.floor()
     is_above = ((distances - below) * 65536).floor() + thresholds[small] >= 65536
     normal[small] = ((below + is_above) * 2.0**-24).copysign(weight[small])
@@ -138,7 +139,7 @@ def _to_float16(weight: Tensor, thresholds: Tensor) -> Tensor:
 
 
 def _finite(weight: Tensor, rounded: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rounded values, but NaN and what is beyond the finite numbers of a format as it was."""
+    """Return rounded values, but keep NaN and values outside the format's finite range."""
     limit = torch.finfo(dtype).max
     low, high = weight.aminmax()
     if -limit <= low and high <= limit:

@@ -1,14 +1,13 @@
-"""The experts that routers of a mixture choose: noted while an engine samples, replayed while a row trains.
+"""Choices of experts in a mixture: recorded while an engine samples, replayed in training.
 
-Engine and trainer round differently, so that their routers now and then choose other experts for a token.
-Then the token's log-probabilities differ by much more than rounding. With the engine's choice replayed
-(Rollout Routing Replay, arXiv 2510.11370) the trainer goes through the same experts. It weighs them by its
-own router, whose gradient flows as ever.
+Engine and trainer round differently, so their routers occasionally choose different experts for a token. Then
+the token's log-probabilities differ by much more than rounding. If the engine's choice is replayed (Rollout
+Routing Replay, arXiv 2510.11370), the trainer uses the same experts, weighted by its own router, whose
+gradient flows as usual.
 
-A router makes its choice by torch.topk, over as many numbers as there are experts. The replay takes the place
-of that one call: it returns the recorded experts with the values that the router has for them. All other
-parts of the router's formula stay the family's own. `routers_of` finds the calls by a trial, and checks that
-they are what decides.
+A router chooses with torch.topk over one number per expert. The replay replaces that call: it returns the
+recorded experts with the router's values for them. The rest of the router's formula stays the family's own.
+`routers_of` finds the calls with a trial, and checks that they determine the choice.
 
 Shapes: T tokens of a call of the model, in the order of their memory; R routers; K experts of a token.
 """
@@ -25,32 +24,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from trinity_db.arrays import Payload
+from trinity_db.arrays.codec import Payload
 from trinity_db.models.families import EXPERTS
 from trinity_db.models.layout import decoder_of
 
 TRIAL_TOKENS = 12
 TOLERANCE = 1e-3  # relative to the largest hidden value; rounding gives less, and other experts give more
 CUTS_OFF = "group_limited_greedy"
-"""The topk_method of DeepSeek-V2 by which experts outside of the chosen groups have the weight 0."""
+"""The topk_method of DeepSeek-V2 with weight 0 for experts outside the chosen groups."""
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
-"""The names by which configurations say how many experts a token goes through."""
+"""Configuration keys for the number of experts per token."""
 _TOPK = (torch.topk, Tensor.topk)
 
 
 @dataclass(eq=False)
 class _Router:
-    """A module in which a choice is made."""
+    """A module that chooses experts."""
 
     module: torch.nn.Module
     call: int
-    """Which of its calls of topk, from 0, makes the choice."""
+    """Index of its topk call that makes the choice."""
     layer: int | None
-    """Number of its layer in the model, by its name."""
+    """Index of its layer in the model, from its name."""
     given: Tensor | None = None
-    """[T, K] What is chosen; -1 where that is left to the router."""
+    """[T, K] Forced choice; -1 where the router chooses."""
     notes: list[Tensor] | None = None
-    """[T, K] What it would choose by itself, of each pass."""
+    """[T, K] The router's own choice, for each pass."""
 
     @property
     def has_work(self) -> bool:
@@ -58,7 +57,7 @@ class _Router:
 
 
 class _Choosing(TorchFunctionMode):
-    """Within this `with`, one call of topk is the router's choice."""
+    """Within this context, intercepts the topk call of a router's choice."""
 
     def __init__(self, router: _Router) -> None:
         super().__init__()
@@ -85,10 +84,10 @@ class _Choosing(TorchFunctionMode):
 
 
 class Routers:
-    """The routers of a model, in the order of its layers. Until they are asked, they change nothing.
+    """The routers of a model, in layer order. They change nothing until they are used.
 
     Args:
-        layers: of the model, those without experts included.
+        layers: number of the model's layers, including those without experts.
         experts: E, among which a router chooses.
         chosen: K.
     """
@@ -105,9 +104,9 @@ class Routers:
         return len(self._routers)
 
     def places_in(self, layers: int) -> list[int] | None:
-        """Which layers of a recorded choice are those of the routers. None: it is of another model.
+        """Return the indices of the routers' layers in a recorded choice; None if it is from another model.
 
-        Some engines record all layers of a model, others those with experts.
+        Some engines record all layers of a model, others only those with experts.
         """
         if layers == len(self):
             return list(range(layers))
@@ -115,27 +114,29 @@ class Routers:
         fits = layers == self._layers and len(set(numbers)) == len(self)
         return numbers if fits else None
 
-    def recorded(self, payloads: Sequence[Payload], starts: Sequence[int], total: int) -> Tensor | None:
-        """[T, R, K] The choice that payloads have of engines, for T places; -1 where there is none.
+    def recorded(
+        self, payloads: Sequence[Payload], indices: Sequence[NDArray[np.int64]], total: int
+    ) -> Tensor | None:
+        """[T, R, K] Return the engines' choices in payloads for T positions; -1 where none was recorded.
 
         None if no payload has one.
 
         Args:
-            starts: the place of the first token of each payload.
+            indices: positions of the tokens of each payload.
         """
         found: NDArray[np.int64] | None = None
-        for start, payload in zip(starts, payloads, strict=True):
+        for index, payload in zip(indices, payloads, strict=True):
             if payload.routing is None:
                 continue
             if found is None:
                 found = np.full((total, len(self), self.chosen), -1, np.int64)
             layers = self.places_in(payload.routing.shape[1])
-            found[start : start + len(payload.routing)] = payload.routing[:, layers]
+            found[index[: len(payload.routing)]] = payload.routing[:, layers]
         return None if found is None else torch.from_numpy(found)
 
     @contextmanager
     def noting(self) -> Iterator[list[Tensor]]:
-        """Within this `with`, one call of the model puts [T, K] of each router into the list at its end."""
+        """Within this context, one call of the model appends each router's choice [T, K] to the list."""
         found: list[Tensor] = []
         for router in self._routers:
             router.given, router.notes = None, []
@@ -146,14 +147,17 @@ class Routers:
             for router in self._routers:
                 router.notes = None
 
-    def replay(self, choice: Tensor | None, *, forces: bool = True) -> "Replay | None":
-        """Say what the next call of the model chooses. It holds until this is called again.
+    def replay(
+        self, choice: Tensor | None, copies: Tensor | None = None, *, forces: bool = True
+    ) -> "Replay | None":
+        """Set the choices for the model's next calls, until this is called again.
 
-        Layers that are computed again in the backward pass need it until then.
+        Layers that are recomputed in the backward pass need them until then.
 
         Args:
-            choice: [T, R, K] -1 where a router chooses by itself. None: all do.
-            forces: whether the choice is made. If not, it is only compared with the routers' own.
+            choice: [T, R, K] -1 where a router chooses itself. None: all do.
+            copies: [T] number of sequences that have each token. None: one.
+            forces: whether the choice is applied, not only compared with the routers' own.
         """
         notes: list[list[Tensor]] = []
         for number, router in enumerate(self._routers):
@@ -162,24 +166,26 @@ class Routers:
                 router.given = choice[:, number] if forces else None
                 router.notes = []
                 notes.append(router.notes)
-        return None if choice is None else Replay(choice, notes)
+        return None if choice is None else Replay(choice, copies, notes)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A choice, and what the routers would have chosen in its place."""
+    """A recorded choice, and the routers' own."""
 
     choice: Tensor
-    """[T, R, K] -1 where none was recorded."""
+    """[T, R, K] Recorded choice; -1 where none was recorded."""
+    copies: Tensor | None
+    """[T] Number of sequences that have each token. None: one."""
     notes: list[list[Tensor]] = field(repr=False)
 
     def differing(self) -> Tensor:
-        """[] At how many tokens and layers a router's own choice is of other experts. Their order is the same
-        to the model, and does not count."""
+        """[] Number of tokens and layers where a router's own choice has other experts, in any order."""
         own = torch.stack([note[0] for note in self.notes], dim=1)
         is_known = self.choice[..., 0] >= 0
         others = (own.sort(-1).values != self.choice.sort(-1).values).any(-1)
-        return (others & is_known).sum()
+        layers = (others & is_known).sum(-1)
+        return (layers if self.copies is None else layers * self.copies).sum()
 
 
 def _choosing(router: _Router, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,9 +200,9 @@ def _choosing(router: _Router, forward: Callable[..., Any]) -> Callable[..., Any
 
 @torch.no_grad()
 def routers_of(model: Any) -> Routers | None:
-    """The routers of a mixture, by a trial on a few tokens.
+    """Find the routers of a mixture with a trial on a few tokens.
 
-    None if the model has none, or if another choice could not be given to them.
+    None if the model has none, or if their choice cannot be replaced.
     """
     config = model.config.get_text_config()
     experts, chosen = _number(config, EXPERTS), _number(config, _CHOSEN)
@@ -207,7 +213,7 @@ def routers_of(model: Any) -> Routers | None:
     device = next(model.parameters()).device
     tokens = torch.arange(TRIAL_TOKENS, device=device)[None] * 7 % model.get_input_embeddings().num_embeddings
 
-    decoder = decoder_of(model)  # beyond it, the loss of routers has calls of topk too
+    decoder = decoder_of(model)  # outside it, the routers' loss calls topk too
 
     def hidden() -> Tensor:
         found: Tensor = decoder(input_ids=tokens, use_cache=False)[0]
@@ -230,14 +236,14 @@ def _number(config: Any, names: Sequence[str]) -> int | None:
 
 
 class _Looking(TorchFunctionMode):
-    """Notes calls of topk that choose so many of so many for each token, by the innermost module."""
+    """Records topk calls with matching numbers of experts, by innermost module."""
 
     def __init__(self, experts: int, chosen: int) -> None:
         super().__init__()
         self.called: list[torch.nn.Module] = []
-        """The modules that are being called, the innermost last."""
+        """Stack of modules being called, innermost last."""
         self.calls: dict[torch.nn.Module, list[bool]] = {}
-        """Of each module, whether its calls of topk look like a choice of experts."""
+        """Per module, whether each of its topk calls looks like a choice of experts."""
         self._experts, self._chosen = experts, chosen
 
     def __torch_function__(
@@ -253,8 +259,8 @@ class _Looking(TorchFunctionMode):
 
 
 def _found(model: Any, call: Callable[[], Tensor], experts: int, chosen: int) -> list[_Router]:
-    """The modules in which something is chosen that looks like experts. The last such call decides: those
-    before it choose groups of experts."""
+    """Find the modules with a topk call that looks like a choice of experts. The last such call counts:
+    earlier ones choose groups of experts."""
     looking = _Looking(experts, chosen)
 
     def enter(module: torch.nn.Module, args: Any) -> None:
@@ -288,7 +294,8 @@ def _layer(name: str) -> int | None:
 
 
 def _decides(routers: Routers, call: Callable[[], Tensor]) -> bool:
-    """Whether the routers' own choice gives what the model computes, and any other one something else."""
+    """Whether replaying the routers' own choice reproduces the model's result, and another choice changes
+    it."""
     with routers.noting() as own:
         plain = call()
     if len(own) != len(routers):

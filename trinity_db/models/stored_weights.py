@@ -1,8 +1,8 @@
-"""The weights of a model as they lie in the files of a folder, each read alone.
+"""Reading of single weights from the files of a model's folder.
 
-Some folders name their weights otherwise than the model does: transformers fuses the experts of mixtures
-when it loads them. It converts all weights of a model at once. This module converts one weight by the same
-rules.
+Names and shapes in files may differ from the model's: for example, transformers fuses the experts of mixtures
+when it loads them. It converts all weights of a model at once; this module converts single weights by the
+same rules.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from trinity_db.errors import ConfigError
 
 @dataclass
 class Stored:
-    """What becomes of some tensors of the files: one weight, or several that lie there as one.
+    """Conversion of some stored tensors to one weight, or to several that are stored as one.
 
     Args:
-        rule: of transformers. It collects tensors and converts them.
-        name: of the weight, or of the first of several.
+        rule: transformers' rule, which collects and converts tensors. name: name of the weight, or of the
+            first of several.
     """
 
     rule: Any
@@ -32,20 +32,20 @@ class Stored:
     """Name, the rule's pattern for it, and file of each tensor."""
 
     def add(self, tensor: str, pattern: str, file: Path) -> None:
-        """Take a tensor of a file, in the order of the files' names."""
+        """Add a tensor of a file, in the order of the files' names."""
         self._tensors.append((tensor, pattern, file))
 
     @property
     def names(self) -> list[str]:
-        """The names of all weights that it makes."""
+        """Return the names of all resulting weights."""
         first, *others = self.rule.target_patterns
         return [self.name, *(self.name.replace(first, other) for other in others)]
 
     def read(self, model: Any) -> dict[str, Tensor]:
-        """Read the tensors; the weights by their names, in the dtype of the files.
+        """Read and convert the tensors; return weights by name, in the dtype of the files.
 
         Raises:
-            ConfigError: they do not become weights of this model.
+            ConfigError: if they do not fit this model.
         """
         for tensor, pattern, file in self._tensors:
             self.rule.add_tensor(self.name, tensor, pattern, partial(_tensor, file, tensor))
@@ -58,16 +58,16 @@ class Stored:
 
 
 def stored_weights(model: Any, files: Mapping[str, Path]) -> list[Stored]:
-    """All that lies in the files of a model, as transformers would convert it.
+    """Return the conversions of all stored tensors of a model, with transformers' rules.
 
-    The model learns which rules those are, so that it is saved by the names that its folder has.
+    The rules are attached to the model, so that it is saved with the names in its folder.
 
     Args:
         files: the file of each tensor, by the tensor's name.
 
     Raises:
-        LookupError: a tensor is of no weight of the model.
-        ImportError, AttributeError, TypeError: the installed transformers has other rules.
+        LookupError: if a tensor belongs to no weight of the model.
+        ImportError, AttributeError, TypeError: if the installed transformers has other rules.
     """
     from transformers import conversion_mapping
     from transformers import core_model_loading as loading

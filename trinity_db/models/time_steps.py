@@ -1,8 +1,8 @@
-"""The time steps of Mamba layers, and the limit that transformers sets them.
+"""Time steps of Mamba layers, and the limit that transformers applies to them.
 
-transformers 5.23 gives Nemotron-H and Zamba2 a lower limit, `time_step_min`, which is for making random
-weights. The published models have none (its pull request 48989 measures 0.03 nats between the two), and
-decoding token by token never has one.
+transformers 5.23 applies a lower limit, `time_step_min`, to Nemotron-H and Zamba2, which is meant for random
+initialization. The published models have no limit (its pull request 48989 measures a difference of 0.03
+nats), and token-by-token decoding never applies one.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ _LIMITED_WRONGLY = ("NemotronHMamba2Mixer", "Zamba2MambaMixer")
 
 
 def limit_as_configured(model: Any) -> None:
-    """Give the layers of a model the limit that its configuration has."""
+    """Set the layers' limit to that of the model's configuration."""
     limit = getattr(model.config, "time_step_limit", None) or UNLIMITED
     for module in model.modules():
         if type(module).__name__ in _LIMITED_WRONGLY:
@@ -20,6 +20,6 @@ def limit_as_configured(model: Any) -> None:
 
 
 def has_limit(model: Any) -> bool:
-    """Whether a layer limits its time steps. transformers decodes it without the limit."""
+    """Whether a layer limits its time steps, unlike transformers' decoding."""
     limits = (getattr(module, "time_step_limit", None) for module in model.modules())
     return any(limit is not None and tuple(limit) != UNLIMITED for limit in limits)

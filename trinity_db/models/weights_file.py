@@ -1,8 +1,8 @@
-"""A safetensors file that is written in blocks, so that a digest sees each byte on its way to the disk.
+"""A safetensors file that is written in blocks, so that it can be hashed while it is written.
 
-The library's own writer holds Python's lock while it writes. A trainer that computes its next step beside it
-would stand still meanwhile. The format: 8 bytes with the header's length, a header in JSON, and the tensors
-one after the other (https://huggingface.co/docs/safetensors).
+The library's own writer holds the GIL while it writes, which would block a trainer that computes its next
+step concurrently. The format: 8 bytes with the header's length, a JSON header, and the tensors in sequence
+(https://huggingface.co/docs/safetensors).
 """
 
 import json
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 FILE = "model.safetensors"
-"""The name under which `transformers` looks for a model's weights."""
-BLOCK_BYTES = 1 << 24  # at a time
+"""Name of a model's weights file in transformers."""
+BLOCK_BYTES = 1 << 24  # bytes per block
 
 SIXTEEN_BITS = ("BF16", "F16")
 MAX_HEADER_BYTES = 100_000_000  # as the library allows
@@ -33,18 +33,18 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""The dtypes that a file holds, and their names in it."""
+"""Supported dtypes, and their names in files."""
 
 
 class WeightsFile:
     """The content of a file with these tensors.
 
-    The tensors may be on any device, and are not copied. Whoever changes them while a thread writes the file
-    calls `copy_unwritten` before. The file can be written once.
+    The tensors may be on any device, and are not copied. Before they change while a thread writes the file,
+    call `copy_unwritten`. The file can be written once.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        # Wide numbers first, as the library orders them: so every tensor begins at a multiple of its width.
+        # Wide numbers first, like the library, so that every tensor starts at a multiple of its width.
         names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         self._lock = threading.Lock()
         self._unwritten = deque(tensors[name].detach().contiguous().reshape(-1) for name in names)
@@ -62,10 +62,10 @@ class WeightsFile:
         text += b" " * (-len(text) % 8)
         self._head = len(text).to_bytes(8, "little") + text
         self.size = len(self._head) + end
-        """In bytes."""
+        """Size of the file in bytes."""
 
     def blocks(self) -> Iterator[memoryview]:
-        """The bytes of the file, in order. Each block is a copy, the only one besides the tensors."""
+        """Yield the bytes of the file, in order. Only one block is copied at a time."""
         yield memoryview(self._head)
         while self._unwritten:
             size = self._unwritten[0].numel() * self._unwritten[0].element_size()
@@ -78,7 +78,7 @@ class WeightsFile:
                 self._unwritten.popleft()
 
     def copy_unwritten(self) -> None:
-        """Copy the tensors that are not written yet into the memory of the CPU. Then they may change."""
+        """Copy the unwritten tensors to CPU memory, after which the originals may change."""
         with self._lock:
             self._unwritten = deque(tensor.to("cpu", copy=True) for tensor in self._unwritten)
 

@@ -1,40 +1,40 @@
-"""The web page on a store: `trinity-db page`. It reads by the login of readers; some visitors may do more.
+"""The web page of a store: `trinity-db page`. It reads with the reader login; some visitors may also write.
 
-    server        answers browsers until Ctrl-C
-    listening     where it listens
-    origin        where browsers find it: other names and sites are refused
-    access        lets in browsers that were given a key, for pages, files and sockets alike
+    server        serves browsers until Ctrl-C
+    listening     the address and port that the page listens on
+    origin        the page's public address; requests for other hosts or from other sites are refused
+    access        admits browsers with a valid key, for pages, files and sockets alike
     keyring       the people of the page, with their rights and the hashes of their keys
-    sockets       a socket speaks for no page of another visitor
-    rights        what a visitor may do; every page asks there
-    threads       use a database, so that the event loop never waits for it
-    reader        asks the database
-    writer        stores the verdicts of people, each under a name of their own
-    launching     starts runs as processes of their own
-    manager       what visitors may do with runs who may manage them
-    answers       of what visitors follow: asked once for all of them
-    questions     the questions that only the page asks; the others are those of `inspection` and `diagnosis`
-    pass_rates    those about how often tasks are solved
-    people        those about people's verdicts
-    layout        what all pages have: head, notices, how they follow the store
-    elements      a table, facts, tokens, keys, as components that show every text as text
-    forms         fields of forms, and what a link says in them
-    charts        curves of a run, or of several
-    alerts        what the doctor finds wrong with runs
-    flow          how far the rows of a run are, and which role waits
-    events        what happened to a run
+    sockets       keeps a socket from acting on another visitor's page
+    rights        what a visitor may do; every page checks it
+    threads       run database work, so that the event loop never blocks on it
+    reader        runs the pages' queries
+    writer        stores people's verdicts, each under the person's name
+    launching     starts runs as separate processes
+    manager       what visitors with the right to manage may do with runs
+    answers       shares query results between visitors who follow the same thing
+    questions     queries of the page alone; the others are in `inspection` and `diagnosis`
+    pass_rates    queries about how often tasks are solved
+    people        queries about people's verdicts
+    layout        the parts of every page: head, notices, refreshing
+    elements      tables, facts, tokens and keys, as components that show every text as text
+    forms         form fields, and how their values are read from a link
+    charts        curves of one run or of several
+    alerts        problems of runs that the doctor finds
+    flow          counts of a run's rows by state, and which role waits
+    events        the events of a run
     settings      settings by dotted keys, and what changed
-    comparison    what is asked of runs that are compared
-    statements    statements of people, each with a connection of its own
+    comparison    queries for runs that are compared
+    statements    people's SQL statements, each on a separate connection
     examples      the questions of the cookbook
     conversation  turns, one below the other
-    judging       a person at a queue
-    drafting      a configuration that a visitor changes, checks and starts
-    managing      the buttons of a run
+    judging       a person who labels a queue
+    drafting      a configuration that a visitor edits, checks and starts
+    managing      the buttons that manage a run
     runs, run, compare, experiences, group, experience, similar, tasks, task, evaluation, verdicts, sql,
-    doctor, start   a page each
+    doctor, start   one page each
 
-Models and strangers wrote the texts in a store. A text reaches the browser as a value of a component, which
-makes a text node of it, and never as HTML. A dict whose keys come from the store is never handed to a
-component: NiceGUI evaluates values under keys that begin with a colon.
+Texts in a store come from models and strangers. A text reaches the browser as a value of a component, which
+makes a text node of it, never as HTML. Never hand a dict whose keys come from the store to a component:
+NiceGUI evaluates values under keys that begin with a colon.
 """

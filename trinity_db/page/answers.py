@@ -1,4 +1,4 @@
-"""Answers that visitors share: what several of them follow is asked once for all."""
+"""Shared query results: a query that several visitors follow runs once for all of them."""
 
 import asyncio
 import time
@@ -7,38 +7,38 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from trinity_db.database import Database
 from trinity_db.page.reader import Reader
 from trinity_db.page.rights import Visitor
+from trinity_db.postgres.connection import Database
 
 Result = TypeVar("Result")
 
-PAUSES = 10  # times as long as an answer took, so that visitors do not keep a large store busy
-KEPT = 50  # answers; one about a run with long curves takes about a megabyte
+PAUSES = 10  # pause in multiples of a query's duration, so that visitors do not keep a large store busy
+KEPT = 50  # results; that of a run with long curves takes about a megabyte
 
 
 @dataclass(frozen=True)
 class _Answer:
-    found: Any
+    result: Any
     seconds: float
-    """That it took."""
-    came: float
+    """Duration of the query."""
+    ended: float
 
     @property
     def age(self) -> float:
-        """In pauses: up to one it is as good as new, up to two it is given while it is asked anew."""
-        return (time.monotonic() - self.came) / (PAUSES * self.seconds)
+        """Age in pauses: up to 1 the result is fresh, up to 2 it is returned while the query runs again."""
+        return (time.monotonic() - self.ended) / (PAUSES * self.seconds)
 
 
 class _UnderWay:
-    """A question on its way to the database, and how many visitors wait for its answer."""
+    """A query that is running, and how many visitors wait for its result."""
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self.task = task
         self.waiting = 0
 
     async def answer(self) -> Any:
-        """Wait for the answer. The last visitor who leaves before it came ends the question."""
+        """Wait for the result. The query is cancelled when the last waiting visitor leaves."""
         self.waiting += 1
         try:
             return await asyncio.shield(self.task)
@@ -49,9 +49,9 @@ class _UnderWay:
 
 
 class Answers:
-    """Asks a reader each question once for all who ask it at about the same time.
+    """Runs each query once for all visitors who need it at about the same time.
 
-    A visitor waits for the database only where others did not look at the same a moment ago.
+    A visitor waits for the database only if no other visitor has read the same recently.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -61,67 +61,67 @@ class Answers:
         self._renewals: dict[Hashable, asyncio.Task[None]] = {}
 
     async def ask(self, read: Callable[[Database], Result], visitor: Visitor | None = None) -> Result:
-        """What a question finds, a function or a part of one, whose arguments tell it from others.
+        """Return the result of a query. A query is identified by its function and arguments.
 
-        A visitor who waits for the database takes a place of the visitor's share of the threads, also where
-        others wait for the same. The same applies to a visitor who gets an old answer while its query runs
-        again. So each visitor has as many questions under way as for `Reader.ask`.
+        A visitor who waits for the database takes a place in the visitor's share of the threads, even if
+        others wait for the same query. The same applies to a visitor who gets an old result while its query
+        runs again. So the limit of queries per visitor is that of `Reader.ask`.
 
         Raises:
-            TrinityError: as Reader.ask does.
+            TrinityError: if `Reader.ask` raises it.
         """
-        same = (read.func, read.args, *sorted(read.keywords.items())) if isinstance(read, partial) else read
-        if (kept := self._kept(same)) is None:
+        key = (read.func, read.args, *sorted(read.keywords.items())) if isinstance(read, partial) else read
+        if (answer := self._cached(key)) is None:
             async with self._reader.turn(visitor):
-                if (kept := self._kept(same)) is None:  # others may have asked while this visitor waited
-                    found: Result = await self._asked(same, read).answer()
-                    return found
-        if kept.age > 1 and same not in self._under_way and same not in self._renewals:
-            task = self._renewals[same] = asyncio.create_task(self._renew(same, read, visitor))
-            task.add_done_callback(partial(self._renewed, same))
-        answer: Result = kept.found
-        return answer
+                if (answer := self._cached(key)) is None:  # others may have asked while this visitor waited
+                    result: Result = await self._running(key, read).answer()
+                    return result
+        if answer.age > 1 and key not in self._under_way and key not in self._renewals:
+            task = self._renewals[key] = asyncio.create_task(self._renew(key, read, visitor))
+            task.add_done_callback(partial(self._renewed, key))
+        cached: Result = answer.result
+        return cached
 
-    async def _renew(self, same: Hashable, read: Callable[[Database], Any], visitor: Visitor | None) -> None:
-        """Run the query of a visitor's answer again."""
+    async def _renew(self, key: Hashable, read: Callable[[Database], Any], visitor: Visitor | None) -> None:
+        """Run the query of a visitor's result again."""
         async with self._reader.turn(visitor):
-            await self._asked(same, read).answer()
+            await self._running(key, read).answer()
 
-    def _renewed(self, same: Hashable, task: asyncio.Task[None]) -> None:
-        """Take note of an error. No visitor waits for the answer: the next request gets the error."""
-        del self._renewals[same]
+    def _renewed(self, key: Hashable, task: asyncio.Task[None]) -> None:
+        """Retrieve a task's error, so that asyncio does not log it; the next request gets the error."""
+        del self._renewals[key]
         if not task.cancelled():
             task.exception()
 
-    def _kept(self, same: Hashable) -> _Answer | None:
-        """An answer that is new enough to be given."""
-        answer = self._answers.get(same)
+    def _cached(self, key: Hashable) -> _Answer | None:
+        """Return a stored result that is recent enough to be shown."""
+        answer = self._answers.get(key)
         return None if answer is None or answer.age > 2 else answer
 
-    def _asked(self, same: Hashable, read: Callable[[Database], Any]) -> _UnderWay:
-        """The question on its way, begun here unless it is."""
-        under_way = self._under_way.get(same)
+    def _running(self, key: Hashable, read: Callable[[Database], Any]) -> _UnderWay:
+        """Return the running query; start it if it is not running."""
+        under_way = self._under_way.get(key)
         if under_way is None or under_way.task.cancelling():
-            task = asyncio.create_task(self._ask(same, read))
-            under_way = self._under_way[same] = _UnderWay(task)
-            task.add_done_callback(partial(self._ended, same, under_way))
+            task = asyncio.create_task(self._ask(key, read))
+            under_way = self._under_way[key] = _UnderWay(task)
+            task.add_done_callback(partial(self._ended, key, under_way))
         return under_way
 
-    async def _ask(self, same: Hashable, read: Callable[[Database], Any]) -> Any:
+    async def _ask(self, key: Hashable, read: Callable[[Database], Any]) -> Any:
         begun = time.monotonic()
         try:
-            found = await self._reader.ask(read)
+            result = await self._reader.ask(read)
         finally:
-            self._answers.pop(same, None)
-        came = time.monotonic()
-        self._answers[same] = _Answer(found, came - begun, came)
+            self._answers.pop(key, None)
+        ended = time.monotonic()
+        self._answers[key] = _Answer(result, ended - begun, ended)
         while len(self._answers) > KEPT:
             del self._answers[next(iter(self._answers))]
-        return found
+        return result
 
-    def _ended(self, same: Hashable, under_way: _UnderWay, task: asyncio.Task[Any]) -> None:
-        """Forget a question that has its answer, and take note of an error: those who wait are told."""
-        if self._under_way.get(same) is under_way:
-            del self._under_way[same]
+    def _ended(self, key: Hashable, under_way: _UnderWay, task: asyncio.Task[Any]) -> None:
+        """Forget a finished query, and retrieve its error; the waiting visitors get the error too."""
+        if self._under_way.get(key) is under_way:
+            del self._under_way[key]
         if not task.cancelled():
             task.exception()

@@ -1,4 +1,4 @@
-"""Curves: of a run, from what its trainer measured at each step, and of runs side by side."""
+"""Charts of the metrics that trainers measured at each step, of one run or of runs side by side."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from typing import Any
 
 from nicegui import ui
 
-from trinity_db.page.elements import said
+from trinity_db.page.elements import element
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a curve is drawn: told apart by its colour, and without colours by its dashes."""
+    """Style of a curve: a colour, and dashes for readers who cannot tell the colours apart."""
 
     colour: str
     dashes: tuple[int, ...] = ()
-    """Pixels of line and gap in turn; (): a whole line."""
+    """Pixels of dash and gap in turn; (): a solid line."""
 
 
 STYLES = (
@@ -28,7 +28,7 @@ STYLES = (
     Style("#8a6fd6", (14, 5)),
     Style("#a8842a", (5, 3, 1, 3, 1, 3)),
 )
-"""Each with a contrast of at least 3 to 1 on light and on dark ground."""
+"""Styles, each with a contrast of at least 3 to 1 on light and dark backgrounds."""
 
 
 @dataclass(frozen=True)
@@ -36,50 +36,50 @@ class Line:
     """One curve of a chart."""
 
     name: str
-    """Ours: no name of the store reaches ECharts, which makes HTML of some."""
+    """Label from the code: no name from the store reaches ECharts, which renders some as HTML."""
     points: Sequence[Point]
     style: Style
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, and the metrics that it draws; docs/reference/metrics.md has their meaning."""
+    """A chart, and the metrics that it shows; docs/reference/metrics.md describes them."""
 
     title: str
     unit: str
     metrics: Mapping[str, str]
-    """What each curve is called, by the name of its metric."""
+    """Label of each curve, by the name of its metric."""
 
 
 CHARTS = (
-    Chart("Reward", "mean of the rows of a step", {"reward": "reward", "reward_std": "deviation"}),
+    Chart("Reward", "mean over the rows of a step", {"reward": "reward", "reward_std": "deviation"}),
     Chart(
         "Response length",
         "tokens",
         {"completions/mean_length": "mean", "completions/max_length": "longest"},
     ),
-    Chart("Staleness", "policy versions", {"sample/staleness_mean": "mean", "sample/staleness_max": "most"}),
+    Chart("Staleness", "policy versions", {"sample/staleness_mean": "mean", "sample/staleness_max": "max"}),
     Chart(
         "Visible update",
-        "share of the update that the weights of a version show",
+        "share of the update that is visible in a version's weights",
         {"publish/visible": "since version 0", "publish/visible_last_ten": "last ten versions"},
     ),
-    Chart("Changed weights", "share that differs from the version before", {"publish/changed": "changed"}),
-    Chart("Rounding noise", "share of the size of the weights", {"publish/noise": "noise"}),
+    Chart("Changed weights", "share that differs from the previous version", {"publish/changed": "changed"}),
+    Chart("Rounding noise", "relative to the size of the weights", {"publish/noise": "noise"}),
     Chart(
         "Engine and trainer",
-        "nats a token, difference for the same weights: about 0.03 if one of them is in bfloat16, 0.005 in "
+        "nats per token, difference for the same weights: about 0.03 if one of them is in bfloat16, 0.005 in "
         "float16, 3e-6 in float32; see docs/guides/precision.md",
         {"sampling/engine_logp_difference/mean": "mean", "sampling/engine_logp_difference/max": "most"},
     ),
-    Chart("Loss", "what the step minimised", {"loss": "loss"}),
-    Chart("Gradient", "length before it is clipped", {"grad_norm": "gradient"}),
-    Chart("Entropy", "nats a token", {"entropy": "entropy"}),
-    Chart("Divergence", "nats a token", {"kl": "from the reference", "approx_kl": "within the step"}),
+    Chart("Loss", "minimised by the step", {"loss": "loss"}),
+    Chart("Gradient", "norm before clipping", {"grad_norm": "gradient"}),
+    Chart("Entropy", "nats per token", {"entropy": "entropy"}),
+    Chart("Divergence", "nats per token", {"kl": "from the reference", "approx_kl": "within the step"}),
     Chart("Pairs", "share with a positive margin", {"rewards/accuracies": "accuracy"}),
-    Chart("Imitation", "share of tokens that are likeliest", {"mean_token_accuracy": "accuracy"}),
-    Chart("Throughput", "tokens a second of each process", {"perf/throughput": "trained"}),
-    Chart("Time of a step", "seconds", {"step_time": "all of it", "time/wait_for_batch": "waiting"}),
+    Chart("Imitation", "share of tokens that are the most likely", {"mean_token_accuracy": "accuracy"}),
+    Chart("Throughput", "tokens per second and process", {"perf/throughput": "trained"}),
+    Chart("Time of a step", "seconds", {"step_time": "total", "time/wait_for_batch": "waiting"}),
 )
 METRICS = [name for chart in CHARTS for name in chart.metrics]
 
@@ -88,7 +88,7 @@ class Curves:
     """The charts of one run. A chart appears once there is something to draw."""
 
     def __init__(self) -> None:
-        self._grid = said("div", "", "charts")
+        self._grid = element("div", "", "charts")
         self._drawn: dict[str, ui.echart] = {}
 
     def show(self, points: Mapping[str, Sequence[Point]]) -> None:
@@ -105,8 +105,8 @@ class Curves:
 
 
 def draw(charts: Sequence[Chart], points: Mapping[str, Sequence[Point]]) -> None:
-    """Charts that stay as they are: those that have something to draw."""
-    with said("div", "", "charts"):
+    """Draw charts that do not change; charts without points are left out."""
+    with element("div", "", "charts"):
         for chart in charts:
             if lines := _lines(chart, points):
                 card(chart.title, chart.unit, drawing(lines))
@@ -118,19 +118,19 @@ def _lines(chart: Chart, points: Mapping[str, Sequence[Point]]) -> list[Line]:
 
 
 def card(title: str, unit: str, options: dict[str, Any]) -> ui.echart:
-    """A chart under its title."""
-    with said("section", "", "card"):
-        with said("h3", f"{title} "):
-            said("small", unit)
+    """Draw a chart below its title."""
+    with element("section", "", "card"):
+        with element("h3", f"{title} "):
+            element("small", unit)
         return ui.echart(options, renderer="svg").classes("chart")
 
 
 def drawing(lines: Sequence[Line], *, names_at_ends: bool = False, whole: bool = True) -> dict[str, Any]:
-    """What ECharts draws. No key and no text of it comes from the store. Points are a tuple: see elements.
+    """Return options for ECharts, without keys or texts of the store. Points are a tuple: see elements.
 
     Args:
-        names_at_ends: each curve's name stands at its end, and not below the chart.
-        whole: whether points stand at whole numbers.
+        names_at_ends: label each curve at its end instead of in a legend.
+        whole: whether the x values are whole numbers.
     """
     has_legend = len(lines) > 1 and not names_at_ends
     line = {"lineStyle": {"color": "rgba(128,128,128,0.25)"}}
@@ -145,11 +145,11 @@ def drawing(lines: Sequence[Line], *, names_at_ends: bool = False, whole: bool =
         "legend": {"show": has_legend, "bottom": 0, "itemHeight": 8, "itemWidth": 26},
         "tooltip": {"trigger": "axis", "confine": True},
         "series": [
-            {"type": "line", "name": one.name, "data": tuple(one.points),
-             "showSymbol": len(one.points) == 1, "symbolSize": 5, "color": one.style.colour,
+            {"type": "line", "name": line.name, "data": tuple(line.points),
+             "showSymbol": len(line.points) == 1, "symbolSize": 5, "color": line.style.colour,
              "endLabel": {"show": names_at_ends, "formatter": "{a}", "distance": 3},
              "labelLayout": {"moveOverlap": "shiftY"},
-             "lineStyle": {"width": 1.8, "type": list(one.style.dashes) or "solid"}}
-            for one in lines
+             "lineStyle": {"width": 1.8, "type": list(line.style.dashes) or "solid"}}
+            for line in lines
         ],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Runs side by side: curves of any metrics, last figures, settings that differ. The link is the state."""
+"""Comparison of runs: curves of any metrics, last figures, settings that differ. The link holds the state."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,21 +18,21 @@ from trinity_db.page.comparison import (
     Change,
     Compared,
     Comparison,
-    Wanted,
-    comparison,
+    Selection,
+    comparison_query,
 )
-from trinity_db.page.elements import Cell, Column, Rows, said
+from trinity_db.page.elements import Cell, Column, Rows, element
 from trinity_db.page.reader import Reader
 from trinity_db.page.settings import cut, value
 
-LETTERS = "ABCDEF"  # a run's name may be long, and ECharts is given no text of the store
+LETTERS = "ABCDEF"  # names of runs may be long, and ECharts gets no text from the store
 UNITS = {name: chart.unit for chart in CHARTS for name in chart.metrics}
 TIMES = (("hours", 3600.0, 2 * 3600.0), ("minutes", 60.0, 120.0), ("seconds", 1.0, 0.0))
-"""What an axis of time is in, the seconds of one, and from how many seconds on."""
-NAME = 40  # characters of a run's name at the head of a column
-NOTHING = "No run has measured this yet, or not where it can be drawn over this."
-NO_CURVES = "These runs have measured nothing yet. Curves appear with the first step: are the trainers alive?"
-EQUAL = "All settings are equal, and none was changed."
+"""Units of a time axis: name, seconds, and the duration from which the unit is used."""
+NAME = 40  # characters of a run's name in a column header
+NOTHING = "No run has measured this yet, or it cannot be drawn over this axis."
+NO_CURVES = "These runs have no metrics yet. Curves appear after the first step: are the trainers alive?"
+EQUAL = "All settings are equal, and none has changed."
 
 
 def register(reader: Reader) -> None:
@@ -42,140 +42,147 @@ def register(reader: Reader) -> None:
     async def compare_page(request: Request) -> None:
         with layout.frame("Compare runs"):
             try:
-                wanted = read_link(request.query_params)
+                selection = read_link(request.query_params)
             except ConfigError as error:
-                said("p", str(error), "notice", role="alert")
-                said("a", "All runs", "button", href="/")
+                element("p", str(error), "notice", role="alert")
+                element("a", "All runs", "button", href="/")
                 return
-            await layout.once(reader, comparison(wanted), lambda found: _show(wanted, found)).look()
+            await layout.once(
+                reader, comparison_query(selection), lambda compared: _show(selection, compared)
+            ).look()
 
 
-def read_link(given: QueryParams) -> Wanted:
-    """What a link asks to be compared.
+def read_link(parameters: QueryParams) -> Selection:
+    """Parse a link into the comparison to show.
 
     Raises:
-        ConfigError: it names no run, too many runs or metrics, or something else to draw over.
+        ConfigError: if it names no run, too many runs or metrics, or an unknown axis.
     """
     runs, metrics = (
-        tuple(dict.fromkeys(layout.text(one) for one in given.getlist(name) if one.strip()))
+        tuple(dict.fromkeys(layout.text(text) for text in parameters.getlist(name) if text.strip()))
         for name in ("run", "metric")
     )
-    over = given.get("over", "step")
+    over = parameters.get("over", "step")
     if not 1 <= len(runs) <= MAX_RUNS:
-        raise ConfigError(f"{len(runs)} runs are chosen: tick 2 to {MAX_RUNS} on the page of all runs.")
+        raise ConfigError(f"{len(runs)} runs are selected: tick 2 to {MAX_RUNS} on the page of all runs.")
     if len(metrics) > MAX_METRICS:
-        raise ConfigError(f"{len(metrics)} metrics are chosen: choose {MAX_METRICS} at most.")
+        raise ConfigError(f"{len(metrics)} metrics are selected: select at most {MAX_METRICS}.")
     if over not in OVER:
-        raise ConfigError(f"'{over[:40]}' is nothing to draw over; give one of {', '.join(OVER)}.")
-    return Wanted(runs, metrics, over)
+        raise ConfigError(f"'{over[:40]}' is not an axis; use one of {', '.join(OVER)}.")
+    return Selection(runs, metrics, over)
 
 
-def _show(wanted: Wanted, found: Comparison) -> None:
-    _legend(found.runs)
-    _form(wanted, found)
-    if found.metrics:
-        _charts(wanted, found)
+def _show(selection: Selection, compared: Comparison) -> None:
+    _legend(compared.runs)
+    _form(selection, compared)
+    if compared.metrics:
+        _charts(selection, compared)
     else:
-        said("p", NO_CURVES, "empty")
-    _last(found)
-    _settings(found.runs)
+        element("p", NO_CURVES, "empty")
+    _last(compared)
+    _settings(compared.runs)
 
 
 def _legend(runs: Sequence[Compared]) -> None:
-    """Which letter, colour and dashes stand for which run."""
-    with said("ul", "", "runs", aria_label="Runs"):
+    """Show the letter, colour and dashes of each run."""
+    with element("ul", "", "runs", aria_label="Runs"):
         for letter, style, run in zip(LETTERS, STYLES, runs, strict=False):
-            with said("li"):
+            with element("li"):
                 _sample(style)
-                said("b", letter)
-                said("a", run.row["name"], href=layout.place("run", run.row["name"]))
+                element("b", letter)
+                element("a", run.row["name"], href=layout.link("run", run.row["name"]))
 
 
 def _sample(style: Style) -> None:
-    with said("svg", "", "sample", viewBox="0 0 46 8", aria_hidden="true"):
+    with element("svg", "", "sample", viewBox="0 0 46 8", aria_hidden="true"):
         dashes = " ".join(map(str, style.dashes))
-        line = said("line", x1="0", y1="4", x2="46", y2="4", stroke=style.colour, stroke_width="2.5")
+        line = element("line", x1="0", y1="4", x2="46", y2="4", stroke=style.colour, stroke_width="2.5")
         if dashes:
             line.props["stroke-dasharray"] = dashes
 
 
-def _form(wanted: Wanted, found: Comparison) -> None:
-    """A plain form: it works by keyboard, and its fields become the link."""
-    with said("form", "", "filters", action="/compare", method="get", aria_label="What to draw"):
-        for run in wanted.runs:
-            said("input", type="hidden", name="run", value=run)
-        with said("label", "over"), said("select", name="over", aria_label="over"):
+def _form(selection: Selection, compared: Comparison) -> None:
+    """Show a plain HTML form: it works by keyboard, and its fields become the link."""
+    with element("form", "", "filters", action="/compare", method="get", aria_label="What to draw"):
+        for run in selection.runs:
+            element("input", type="hidden", name="run", value=run)
+        with element("label", "over"), element("select", name="over", aria_label="over"):
             for over, text in OVER.items():
-                option = said("option", text, value=over)
-                if over == wanted.over:
+                option = element("option", text, value=over)
+                if over == selection.over:
                     option.props["selected"] = True
-        with said("details", "", "choices"):
-            said("summary", f"Metrics: {len(found.metrics)} chosen of {len(found.names)}")
-            with said("div"):
-                for name in dict.fromkeys([*found.metrics, *found.names]):
-                    with said("label"):
-                        box = said("input", type="checkbox", name="metric", value=name)
-                        said("span", name)
-                    if name in found.metrics:
+        with element("details", "", "choices"):
+            element("summary", f"Metrics: {len(compared.metrics)} of {len(compared.names)}")
+            with element("div"):
+                for name in dict.fromkeys([*compared.metrics, *compared.names]):
+                    with element("label"):
+                        box = element("input", type="checkbox", name="metric", value=name)
+                        element("span", name)
+                    if name in compared.metrics:
                         box.props["checked"] = True
-        said("button", "Show", "main", type="submit")
+        element("button", "Show", "main", type="submit")
 
 
-def _charts(wanted: Wanted, found: Comparison) -> None:
-    unit, length = _axis(wanted.over, found)
+def _charts(selection: Selection, compared: Comparison) -> None:
+    unit, length = _axis(selection.over, compared)
     layout.heading(
-        "Curves", f"Over {OVER[wanted.over]}{unit}. A point is the mean over its steps, if there are many."
+        "Curves", f"Over {OVER[selection.over]}{unit}. With many steps, a point is the mean of several."
     )
-    with said("div", "", "charts"):
-        for name in found.metrics:
+    with element("div", "", "charts"):
+        for name in compared.metrics:
             lines = [
                 Line(letter, _divided(run.curves.get(name, ()), length), style)
-                for letter, style, run in zip(LETTERS, STYLES, found.runs, strict=False)
+                for letter, style, run in zip(LETTERS, STYLES, compared.runs, strict=False)
                 if run.curves.get(name)
             ]
             if lines:
                 card(
-                    name, UNITS.get(name, ""), drawing(lines, names_at_ends=True, whole=wanted.over != "time")
+                    name,
+                    UNITS.get(name, ""),
+                    drawing(lines, names_at_ends=True, whole=selection.over != "time"),
                 )
             else:
-                with said("section", "", "card"):
-                    said("h3", name)
-                    said("p", NOTHING, "muted")
+                with element("section", "", "card"):
+                    element("h3", name)
+                    element("p", NOTHING, "muted")
 
 
-def _axis(over: str, found: Comparison) -> tuple[str, float]:
-    """What the axis counts, if that is time, and how much of it is one."""
+def _axis(over: str, compared: Comparison) -> tuple[str, float]:
+    """Unit of the axis as text, and its length in seconds; "" and 1 unless the axis is time."""
     if over != "time":
         return "", 1.0
-    longest = max((points[-1][0] for run in found.runs for points in run.curves.values()), default=0.0)
+    longest = max((points[-1][0] for run in compared.runs for points in run.curves.values()), default=0.0)
     unit, length = next((unit, length) for unit, length, least in TIMES if longest >= least)
     return f", in {unit}", length
 
 
 def _divided(points: Sequence[Point], length: float) -> Sequence[Point]:
-    return points if length == 1.0 else [(place / length, value) for place, value in points]
+    return points if length == 1.0 else [(x / length, value) for x, value in points]
 
 
-def _last(found: Comparison) -> None:
-    layout.heading("Last figures", "Of each metric what was measured last.")
-    table = Rows("last figures", [Column("figure"), *_columns(found.runs, "number")], "")
-    runs = found.runs
+def _last(compared: Comparison) -> None:
+    layout.heading("Last figures", "The last measured value of each metric.")
+    table = Rows("last figures", [Column("figure"), *_columns(compared.runs, "number")], "")
+    runs = compared.runs
     table.show(
         [
             [Cell("state"), *(Cell(run.row["state"]) for run in runs)],
-            [Cell("made"), *(Cell(f"{run.row['created_at']:%Y-%m-%d %H:%M %Z}") for run in runs)],
+            [Cell("created"), *(Cell(f"{run.row['created_at']:%Y-%m-%d %H:%M %Z}") for run in runs)],
             [Cell("time, in hours"), *(Cell(f"{run.row['seconds'] / 3600:,.2f}") for run in runs)],
             [Cell("policy version"), *(Cell(layout.number(run.row["version"])) for run in runs)],
             [Cell("trainer step"), *(Cell(layout.number(run.row["step"])) for run in runs)],
             [Cell("trained tokens"), *(Cell(_figure(run.last.get(TOKENS))) for run in runs)],
-            *([Cell(name), *(Cell(_figure(run.last.get(name))) for run in runs)] for name in found.metrics),
+            *(
+                [Cell(name), *(Cell(_figure(run.last.get(name))) for run in runs)]
+                for name in compared.metrics
+            ),
         ]
     )
 
 
 def _settings(runs: Sequence[Compared]) -> None:
     layout.heading(
-        "Settings", "By dotted keys. What a run had before stands below, with the time of the change."
+        "Settings", "By dotted keys. Earlier values are below the current one, with the time of the change."
     )
     equal: list[str] = []
     differ: list[str] = []
@@ -185,8 +192,8 @@ def _settings(runs: Sequence[Compared]) -> None:
     columns = [Column("setting"), *_columns(runs, "long")]
     Rows("settings that differ", columns, EQUAL).show([_setting(key, runs) for key in differ])
     if equal:
-        with said("details", "", "equal"):
-            said("summary", f"{layout.count(len(equal), 'setting is', 'settings are')} equal")
+        with element("details", "", "equal"):
+            element("summary", f"{layout.count(len(equal), 'setting is', 'settings are')} equal")
             shared = [Column("setting"), Column("value", "long")]
             Rows("equal settings", shared, "").show(
                 [[Cell(key), Cell(value(runs[0].settings.get(key)))] for key in equal]
@@ -205,7 +212,7 @@ def _setting(key: str, runs: Sequence[Compared]) -> list[Cell]:
 
 
 def _history(settings: Mapping[str, Any], changes: Sequence[Change], key: str) -> str:
-    """The value, and below it what it was before each change, newest first."""
+    """Current value, and below it the earlier values with the time of each change, newest first."""
     lines = [value(settings.get(key)) if key in settings else "not set"]
     for change in reversed(changes):
         since = "" if change.since_step is None else f", before step {change.since_step:,}"
@@ -214,7 +221,7 @@ def _history(settings: Mapping[str, Any], changes: Sequence[Change], key: str) -
 
 
 def _figure(measured: float | None) -> str:
-    """A measured number, whole where it is large, so that figures can be compared."""
+    """Format a number: whole if it is large, so that figures can be compared."""
     if measured is None:
         return ""
     return f"{measured:,.0f}" if abs(measured) >= 10_000 else f"{measured:.4g}"

@@ -1,4 +1,4 @@
-"""Doctor: what `trinity-db doctor` says, looked at when a person opens the page or asks again."""
+"""The doctor page: the findings of `trinity-db doctor`, when a person opens the page or checks again."""
 
 import asyncio
 from collections import Counter
@@ -7,26 +7,26 @@ from urllib.parse import urlsplit
 
 from nicegui import ui
 
-from trinity_db.diagnosis.doctor import examine
-from trinity_db.diagnosis.finding import Finding, Level
 from trinity_db.explorer.engines.vllm import diagnosis
+from trinity_db.insight.checks.doctor import examine
+from trinity_db.insight.checks.finding import Finding, Level
 from trinity_db.page import layout
 from trinity_db.page.alerts import SHOWN_BY, shown_by
-from trinity_db.page.elements import Cell, Column, Rows, said
+from trinity_db.page.elements import Cell, Column, Rows, element
 from trinity_db.page.reader import Reader
 
 COLUMNS = (Column("level"), Column("what"), Column("found", "long"), Column("remedy", "long"), SHOWN_BY)
 EXPLAINED = (
-    "What trinity-db doctor says of this machine, and of the store by the login '{login}'. It says what "
-    "this login may not see; in a terminal it looks by the store's own login, and renders the first task of "
-    "each run, for which it loads a tokenizer."
+    "The findings of trinity-db doctor for this machine and for the store, as seen by the login '{login}'. "
+    "Whatever this login may not see is marked. In a terminal, the command uses the store's main login, and "
+    "also renders the first task of each run, which loads a tokenizer."
 )
-LOOKING = "It looks at packages, disks, the server and the store. This takes seconds."
+LOOKING = "Checking packages, disks, the server and the store. This takes a few seconds."
 
 
 def register(reader: Reader) -> None:
     """Add the page."""
-    turn = asyncio.Lock()  # it takes seconds, and is not to keep other pages waiting
+    turn = asyncio.Lock()  # takes seconds, and must not block other pages
 
     @ui.page("/doctor", response_timeout=layout.RESPONSE_SECONDS)
     async def doctor_page() -> None:
@@ -38,14 +38,14 @@ def register(reader: Reader) -> None:
 class _Doctor:
     def __init__(self, url: str, turn: asyncio.Lock) -> None:
         self._url, self._turn = url, turn
-        said("p", EXPLAINED.format(login=urlsplit(url).username or ""), "explained")
-        self._progress = said("p", LOOKING, "explained", role="status")
-        with said("div").style("margin-bottom: 0.9rem"):
-            self._again = said("button", "Look again", type="button").on("click", self.look, args=[])
-        self._findings = said("div")
+        element("p", EXPLAINED.format(login=urlsplit(url).username or ""), "explained")
+        self._progress = element("p", LOOKING, "explained", role="status")
+        with element("div").style("margin-bottom: 0.9rem"):
+            self._again = element("button", "Check again", type="button").on("click", self.look, args=[])
+        self._findings = element("div")
 
     async def look(self) -> None:
-        """Examine, and show what is found."""
+        """Run the checks and show the findings."""
         self._progress.text = LOOKING
         self._allow(False)
         async with self._turn:
@@ -63,18 +63,18 @@ class _Doctor:
         self._progress.text = ", ".join(f"{levels[level]} {level.value}" for level in worst_first) + "."
         self._findings.clear()
         with self._findings:
-            table = Rows("findings", COLUMNS, "Nothing was looked at.")
+            table = Rows("findings", COLUMNS, "Nothing was checked.")
             order = sorted(findings, key=lambda finding: worst_first.index(finding.level))
-            table.show([_row(one) for one in order])
+            table.show([_row(finding) for finding in order])
 
 
-def _row(one: Finding) -> list[Cell]:
+def _row(finding: Finding) -> list[Cell]:
     return [
-        layout.state(one.level.value),
-        Cell(one.what),
-        Cell(one.found),
-        Cell(one.remedy or ""),
-        shown_by(one),
+        layout.state(finding.level.value),
+        Cell(finding.what),
+        Cell(finding.found),
+        Cell(finding.remedy or ""),
+        shown_by(finding),
     ]
 
 

@@ -1,7 +1,7 @@
-"""Components that show what the store says. Each makes text nodes of the texts that it is given.
+"""Components that show data of the store. Each makes text nodes of the texts that it gets.
 
-What a component shows is handed to it as a tuple: NiceGUI would copy lists and dicts into ones that it
-watches for changes, which takes more time than all else about a view.
+Components take their data as tuples: NiceGUI would copy lists and dicts into versions that it watches for
+changes, which takes longer than everything else about a view.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,26 +19,26 @@ class Column:
     label: str
     kind: Literal["", "number", "long"] = ""
     hint: str | None = None
-    """What it says, with its unit."""
+    """Meaning of the column, with its unit."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value of a table as it is shown."""
+    """A table value as it is shown."""
 
     text: str = ""
     href: str | None = None
-    """A place on this page; made here, and never by the store."""
+    """Link within this page; built by the code, never taken from the store."""
     kind: str = ""
-    """A class of the style sheet, for a word such as a state."""
+    """Class of the style sheet, for a word such as a state."""
     hint: str | None = None
     ticks: str | None = None
-    """The id of a form: a box before the text gives it the text as a `run`."""
+    """Id of a form: a checkbox before the text adds the text to it as a `run`."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A name and what is said of it."""
+    """A name and its value."""
 
     name: str
     text: str
@@ -46,7 +46,7 @@ class Fact:
 
 
 class Rows(ui.element, component="components/rows.js"):
-    """A table that keeps its place while its rows change."""
+    """A table that keeps its scroll position while its rows change."""
 
     def __init__(self, caption: str, columns: Sequence[Column], empty: str) -> None:
         super().__init__()
@@ -59,11 +59,11 @@ class Rows(ui.element, component="components/rows.js"):
         self._show(tuple([vars(cell) for cell in row] for row in rows))
 
     def show_texts(self, rows: Sequence[Sequence[str]]) -> None:
-        """Show many cells that are nothing but texts."""
+        """Show many cells that are plain texts."""
         self._show(tuple(list(row) for row in rows))
 
     def say_empty(self, text: str) -> None:
-        """Say something else in place of a table without rows."""
+        """Change the text that is shown when the table has no rows."""
         self.props["empty"] = text
         self.update()
 
@@ -74,7 +74,7 @@ class Rows(ui.element, component="components/rows.js"):
 
 
 class Facts(ui.element, component="components/facts.js"):
-    """Names with what is said of them."""
+    """Names with their values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Tokens(ui.element, component="components/tokens.js"):
 
 
 class Editor(ui.element, component="components/editor.js"):
-    """A field for a statement, with what carries it out and cancels it."""
+    """A text field for a statement, with buttons to run and cancel it."""
 
     def __init__(
         self,
@@ -115,19 +115,19 @@ class Editor(ui.element, component="components/editor.js"):
         self.on("cancel", on_cancel, args=[])
 
     def listen(self) -> None:
-        """From now on what the browser says is heard: what it said before is lost."""
+        """Handle the browser's events from now on; earlier ones are lost."""
         self.props["listens"] = True
         self.update()
 
     def show(self, runs: bool, mark: tuple[int, int] | None = None) -> None:
-        """Whether a statement runs, and which characters of it are wrong."""
+        """Show whether a statement runs, and which of its characters are wrong."""
         self.props["runs"] = runs
         self.props["mark"] = None if mark is None else list(mark)
         self.update()
 
 
 class Draft(ui.element, component="components/draft.js"):
-    """A file that a person may change, and buttons that do something with it."""
+    """A file that a person can edit, and buttons that act on it."""
 
     def __init__(
         self,
@@ -138,17 +138,17 @@ class Draft(ui.element, component="components/draft.js"):
         form: str = "",
         on_fill: Callable[[Mapping[str, Any]], Awaitable[None]] | None = None,
     ) -> None:
-        """The text to begin with; actions are name, word, and whether it is the main one.
+        """Show a text; actions are triples of name, label, and whether it is the main button.
 
         Args:
-            on_act: is given the action, the text, and the values of the form, {} if they do not count.
-            form: selects the form whose fields write the text; "" if there is none.
-            on_fill: is given the values of the form when they have changed.
+            on_act: gets the action, the text, and the values of the form, {} if the form does not count.
+            form: CSS selector of the form whose fields write the text; "" without a form.
+            on_fill: gets the form's values when they have changed.
         """
         super().__init__()
         self.props["text"] = text
         self.props["longest"] = longest
-        self.props["actions"] = [list(one) for one in actions]
+        self.props["actions"] = [list(action) for action in actions]
         self.props["listens"] = False
         self.props["busy"] = False
         self.props["form"] = form
@@ -157,17 +157,17 @@ class Draft(ui.element, component="components/draft.js"):
             self.on("fill", lambda event: on_fill(event.args) if isinstance(event.args, dict) else None)
 
     def listen(self) -> None:
-        """From now on what the browser says is heard: what it said before is lost."""
+        """Handle the browser's events from now on; earlier ones are lost."""
         self.props["listens"] = True
         self.update()
 
     def write(self, text: str) -> None:
-        """Show another text, unless the person changed the one that is shown."""
+        """Show another text, unless the person has edited the current one."""
         self.props["text"] = text
         self.update()
 
     def work(self, busy: bool) -> None:
-        """Take no press of a button while something is done."""
+        """Disable the buttons while an action runs."""
         self.props["busy"] = busy
         self.update()
 
@@ -182,7 +182,7 @@ class Relations(ui.element, component="components/relations.js"):
 
 @dataclass(frozen=True)
 class Key:
-    """A key that a page takes."""
+    """A key that a page accepts."""
 
     key: str
     word: str
@@ -191,7 +191,7 @@ class Key:
 
 
 class Keys(ui.element, component="components/keys.js"):
-    """The keys that a page takes, as buttons too. Each key is taken once in a turn, and `?` explains them."""
+    """The keys that a page accepts, also as buttons. Each turn accepts one key, and `?` explains the keys."""
 
     def __init__(
         self, on_key: Callable[[str, int], Awaitable[None]], on_leave: Callable[[], Awaitable[None]]
@@ -205,10 +205,10 @@ class Keys(ui.element, component="components/keys.js"):
         self.on("leave", on_leave, args=[])
 
     def show(self, keys: Sequence[Key], turn: int, shown: int) -> None:
-        """Take these keys from now on; a key that was pressed before belongs to an earlier turn.
+        """Accept these keys from now on; a key pressed earlier belongs to an earlier turn.
 
         Args:
-            shown: the number of what they are about; another one is seen from its beginning.
+            shown: number of the item that is judged; a new item is scrolled to its beginning.
         """
         self.props["keys"] = [asdict(key) for key in keys]
         self.props["turn"] = turn
@@ -216,14 +216,14 @@ class Keys(ui.element, component="components/keys.js"):
         self.update()
 
     def warn(self, text: str) -> None:
-        """Say what to know before a key is pressed; nothing if it is empty."""
+        """Show a warning next to the keys; "" removes it."""
         if text != self.props["warning"]:
             self.props["warning"] = text
             self.update()
 
 
 class Pulse(ui.element, component="components/pulse.js"):
-    """Calls every so many seconds while the page is visible; in a hidden tab never."""
+    """Calls a function periodically while the page is visible; never in a hidden tab."""
 
     def __init__(self, seconds: float, on_beat: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
@@ -232,15 +232,15 @@ class Pulse(ui.element, component="components/pulse.js"):
 
 
 def _fits(args: Any, *kinds: type) -> bool:
-    """Whether an event has these arguments: a socket may send others than our components do."""
+    """Whether an event has arguments of these types: a socket may send anything."""
     return isinstance(args, list) and tuple(map(type, args)) == kinds
 
 
-def said(tag: str, text: str = "", classes: str = "", **attributes: Any) -> TextElement:
-    """An element of HTML with a text; attributes are those of the tag."""
-    element = TextElement(tag=tag, text=text)
+def element(tag: str, text: str = "", classes: str = "", **attributes: Any) -> TextElement:
+    """Create an HTML element with a text; attributes become those of the tag."""
+    new = TextElement(tag=tag, text=text)
     if classes:
-        element.classes(classes)
+        new.classes(classes)
     for name, value in attributes.items():
-        element.props[name.rstrip("_").replace("_", "-")] = value
-    return element
+        new.props[name.rstrip("_").replace("_", "-")] = value
+    return new

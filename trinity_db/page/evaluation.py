@@ -1,4 +1,4 @@
-"""Evaluations of a run, as `trinity-db evaluate` says them; and one of them, task by task."""
+"""Pages about a run's evaluations, and about one of them, with the figures of `trinity-db evaluate`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -7,48 +7,48 @@ from typing import Any
 from nicegui import ui
 from psycopg.rows import DictRow
 
-from trinity_db.database import Database
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.inspection.words import moment, with_limits
+from trinity_db.insight.words import moment, with_limits
 from trinity_db.page import layout, pass_rates
 from trinity_db.page.charts import Chart, draw
-from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, said
+from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, element
 from trinity_db.page.forms import choice, one_of, whole
 from trinity_db.page.pass_rates import Evaluated
 from trinity_db.page.reader import Reader
 from trinity_db.page.rights import visitor
 from trinity_db.page.task import choose_versions, versions_of
 from trinity_db.page.tasks import PROMPT, SOLVED, percent
+from trinity_db.postgres.connection import Database
 from trinity_db.store.evaluations import metric_names
 
 COLUMNS = (
     Column("evaluation"),
     Column("taskset"),
     Column("version", "number", "policy version"),
-    Column("sampled", "number", "attempts at each task, which is k, and their temperature"),
-    Column("mean@k", "number", "mean reward of an attempt"),
-    Column("best@k", "number", "highest reward among k attempts, mean over tasks"),
-    Column("pass@1", "number", "chance that one attempt solves a task"),
-    Column("pass@k", "number", "chance that one of k attempts solves a task"),
+    Column("sampled", "number", "attempts at each task (k), and their temperature"),
+    Column("mean@k", "number", "mean reward per attempt"),
+    Column("best@k", "number", "highest reward among k attempts, averaged over tasks"),
+    Column("pass@1", "number", "probability that one attempt solves a task"),
+    Column("pass@k", "number", "probability that one of k attempts solves a task"),
     Column("tasks", "number"),
-    Column("failed", "number", "attempts that failed, or could not be judged; they are in no mean"),
-    Column("ended", "", "or how many attempts have not ended, or have no reward yet"),
+    Column("failed", "number", "attempts that failed or could not be judged; not included in any mean"),
+    Column("ended", "", "end time, or the attempts that have not ended or have no reward yet"),
 )
 EXPLAINED = (
-    "As trinity-db evaluate says it, from the rewards of now. In brackets the interval at 95 %, clustered by "
-    "task: how far another set of such tasks might be."
+    "The figures of trinity-db evaluate, from the current rewards. In brackets: the 95 % interval, clustered "
+    "by task, that is, how far another set of such tasks might differ."
 )
 CURVES = (
-    "By policy version, as each was measured when it ended; the last one where a version has several alike."
+    "By policy version, as measured when each evaluation ended; the last one if a version has several alike."
 )
 DIFFERENCES = (
-    "Version B less version A, over the tasks that both attempted, with the same settings. In brackets the "
-    "interval at 95 % of the differences between tasks."
+    "Version B minus version A, over the tasks that both attempted with the same settings. In brackets: the "
+    "95 % interval of the differences between tasks."
 )
 DIFFERENCE_COLUMNS = (
     Column("taskset"),
     Column("k", "number", "attempts at each task"),
-    Column("tasks", "number", "that both versions have"),
+    Column("tasks", "number", "tasks that both versions attempted"),
     Column("mean reward", "number"),
     Column("pass@1", "number"),
     Column("pass@k", "number"),
@@ -56,17 +56,17 @@ DIFFERENCE_COLUMNS = (
 NO_RUN = "Choose a run above, to see how its versions were evaluated."
 NOTHING = (
     "This run has no evaluation yet.\n"
-    "evaluation: {taskset: NAME, every: 10} in its configuration evaluates versions while it trains.\n"
-    "trinity-db evaluate RUN --taskset NAME evaluates those whose checkpoints are there."
+    "Set evaluation: {taskset: NAME, every: 10} in its configuration to evaluate versions during training.\n"
+    "Run trinity-db evaluate RUN --taskset NAME to evaluate versions that still have checkpoints."
 )
-EMPTY = "No evaluation meets these filters. Take one away."
+EMPTY = "No evaluation meets these filters. Remove one."
 NO_DIFFERENCE = (
-    "These two versions have no evaluation alike. The table above has the versions; trinity-db evaluate RUN "
-    "--taskset NAME --version A --version B evaluates both in the same way."
+    "These two versions have no comparable evaluation. The table above lists the versions; trinity-db "
+    "evaluate RUN --taskset NAME --version A --version B evaluates both in the same way."
 )
-ONE_VERSION = "There is one version to look at. Two can be compared: choose another, or evaluate another."
+ONE_VERSION = "Only one version was evaluated. Choose another one, or evaluate another one, to compare two."
 TASK_COLUMNS = (
-    Column("task", "long", "the beginning of its prompt"),
+    Column("task", "long", "beginning of its prompt"),
     Column("group"),
     Column("with a reward", "number", "attempts"),
     Column("solved", "number", "attempts"),
@@ -75,7 +75,7 @@ TASK_COLUMNS = (
     Column("best reward", "number"),
     Column("failed", "number", "attempts"),
 )
-NO_TASKS = "No task of this evaluation meets the filter. Take it away."
+NO_TASKS = "No task of this evaluation meets the filter. Remove it."
 
 
 def register(reader: Reader) -> None:
@@ -91,8 +91,8 @@ def register(reader: Reader) -> None:
                 chosen = versions_of(a, b)
                 last = whole("evaluation's id", layout.MAX_ID)(before.strip()) if before.strip() else None
             except ConfigError as error:
-                said("p", str(error), "notice", role="alert")
-                said("a", "Without filters", "button", href=layout.place("evaluation", run=name))
+                element("p", str(error), "notice", role="alert")
+                element("a", "Without filters", "button", href=layout.link("evaluation", run=name))
                 return
             await _Evaluations(reader, name, tasks, last, chosen).look.look()
 
@@ -101,20 +101,20 @@ def register(reader: Reader) -> None:
         with layout.frame(f"Evaluation {evaluation_id}"):
             id, start = layout.identifier(evaluation_id), layout.identifier(after)
             if id is None or start is None:
-                said("p", "Evaluations and groups have whole numbers.", "notice", role="alert")
+                element("p", "Evaluations and groups have whole numbers.", "notice", role="alert")
                 return
             try:
-                which = one_of("filter of tasks", SOLVED)(solved) if solved else None
+                solved_filter = one_of("filter of tasks", SOLVED)(solved) if solved else None
             except ConfigError as error:
-                said("p", str(error), "notice", role="alert")
-                said("a", "Without filters", "button", href=layout.place("evaluation", id))
+                element("p", str(error), "notice", role="alert")
+                element("a", "Without filters", "button", href=layout.link("evaluation", id))
                 return
-            build = partial(_show_tasks, which, start)
-            await layout.once(reader, pass_rates.evaluation(id, start, which), build).look()
+            build = partial(_show_tasks, solved_filter, start)
+            await layout.once(reader, pass_rates.evaluation(id, start, solved_filter), build).look()
 
 
 class _Evaluations:
-    """The list. What each evaluation says is read one by one, so that the page is there at once."""
+    """The list of evaluations. The figures of each are read one by one, so that the page appears at once."""
 
     def __init__(
         self,
@@ -129,40 +129,40 @@ class _Evaluations:
         read = pass_rates.evaluated(run or None, taskset or None, before, chosen)
         self.look = layout.once(reader, read, self._show)
 
-    def _show(self, found: Evaluated) -> None:
-        with said("form", "", "filters", action="/evaluation", method="get", aria_label="Filters"):
-            choice("run", "run", found.run_names, self._run, "choose one")
-            names = list(dict.fromkeys(one["taskset"] for one in found.known))
+    def _show(self, evaluated: Evaluated) -> None:
+        with element("form", "", "filters", action="/evaluation", method="get", aria_label="Filters"):
+            choice("run", "run", evaluated.run_names, self._run, "choose one")
+            names = list(dict.fromkeys(known["taskset"] for known in evaluated.known))
             choice("taskset", "taskset", names, self._taskset)
-            said("button", "Show", "main", type="submit")
-        said("p", EXPLAINED, "explained")
-        empty = NO_RUN if not self._run else EMPTY if found.known else NOTHING
+            element("button", "Show", "main", type="submit")
+        element("p", EXPLAINED, "explained")
+        empty = NO_RUN if not self._run else EMPTY if evaluated.known else NOTHING
         table = Rows("evaluations", COLUMNS, empty)
-        self._fill(table, found.rows, pass_rates.figures, _row)
-        self._pages(found)
-        if not found.known:
+        self._fill(table, evaluated.rows, pass_rates.figures, _row)
+        self._pages(evaluated)
+        if not evaluated.known:
             return
         layout.heading("Curves", CURVES)
-        wanted = [one for one in found.known if self._taskset in ("", one["taskset"])]
-        draw([chart for one in wanted for chart in _charts(one)], found.curves)
-        self._differences(found)
+        shown = [known for known in evaluated.known if self._taskset in ("", known["taskset"])]
+        draw([chart for known in shown for chart in _charts(known)], evaluated.curves)
+        self._differences(evaluated)
 
-    def _pages(self, found: Evaluated) -> None:
-        kept = {"run": self._run, "taskset": self._taskset}
-        with said("div", "", "more"):
-            if found.before is not None:
-                place = layout.place("evaluation", **kept, before=found.before)
-                said("a", "Older", "button", href=place, rel="next")
+    def _pages(self, evaluated: Evaluated) -> None:
+        filters = {"run": self._run, "taskset": self._taskset}
+        with element("div", "", "more"):
+            if evaluated.before is not None:
+                link = layout.link("evaluation", **filters, before=evaluated.before)
+                element("a", "Older", "button", href=link, rel="next")
             if self._before is not None:
-                said("a", "Newest", "button", href=layout.place("evaluation", **kept))
+                element("a", "Newest", "button", href=layout.link("evaluation", **filters))
 
-    def _differences(self, found: Evaluated) -> None:
+    def _differences(self, evaluated: Evaluated) -> None:
         layout.heading("Two versions", DIFFERENCES)
-        kept = {"run": self._run} | ({"taskset": self._taskset} if self._taskset else {})
-        choose_versions("/evaluation", kept, found.versions or ())
-        empty = ONE_VERSION if found.versions is None else NO_DIFFERENCE
+        filters = {"run": self._run} | ({"taskset": self._taskset} if self._taskset else {})
+        choose_versions("/evaluation", filters, evaluated.versions or ())
+        empty = ONE_VERSION if evaluated.versions is None else NO_DIFFERENCE
         table = Rows("differences", DIFFERENCE_COLUMNS, empty)
-        self._fill(table, found.pairs, pass_rates.difference, _difference)
+        self._fill(table, evaluated.pairs, pass_rates.difference, _difference)
 
     def _fill(
         self,
@@ -171,39 +171,39 @@ class _Evaluations:
         read: Callable[[Mapping[str, Any]], Callable[[Database], dict[str, Any]]],
         row: Callable[[Mapping[str, Any]], list[Cell]],
     ) -> None:
-        """Show rows, then what is read about each, while a person is there."""
-        known, who = list[Mapping[str, Any]](rows), visitor()
+        """Show the rows, then read the figures of each while the visitor is there."""
+        known, reading_visitor = list[Mapping[str, Any]](rows), visitor()
 
         async def fill() -> None:
-            for place, one in enumerate(rows):
+            for index, each in enumerate(rows):
                 if table.is_deleted:
                     return
                 try:
-                    found = await self._reader.ask(read(one), who)
+                    figures = await self._reader.ask(read(each), reading_visitor)
                 except TrinityError as error:
-                    found = {"unread": str(error)}
-                known[place] = {**one, **found}
+                    figures = {"unread": str(error)}
+                known[index] = {**each, **figures}
                 table.show([row(each) for each in known])
 
-        table.show([row(one) for one in rows])
+        table.show([row(each) for each in rows])
         if rows:
             layout.later(fill)
 
 
 def _charts(known: Mapping[str, Any]) -> list[Chart]:
-    """The charts of a taskset and a number of attempts."""
+    """Charts of a taskset and a number of attempts."""
     k = known["samples"]
     mean, first, best, every, _ = metric_names(known["taskset"], k)
     passes = {first: "pass@1"} | ({every: f"pass@{k}"} if k > 1 else {})
     rewards = {mean: f"mean@{k}"} | ({best: f"best@{k}"} if k > 1 else {})
     return [
-        Chart(f"Solved: {known['taskset']}", f"chance, {k} attempts a task", passes),
-        Chart(f"Reward: {known['taskset']}", f"{k} attempts a task", rewards),
+        Chart(f"Solved: {known['taskset']}", f"probability, {k} attempts per task", passes),
+        Chart(f"Reward: {known['taskset']}", f"{k} attempts per task", rewards),
     ]
 
 
 def _row(row: Mapping[str, Any]) -> list[Cell]:
-    rows = layout.place("evaluation", row["id"])
+    rows = layout.link("evaluation", row["id"])
     return [
         Cell(str(row["id"]), rows),
         Cell(row["taskset"]),
@@ -223,71 +223,69 @@ def _end(row: Mapping[str, Any]) -> str:
     return "" if row["finished_at"] is None else moment(row["finished_at"])
 
 
-def _difference(one: Mapping[str, Any]) -> list[Cell]:
+def _difference(pair: Mapping[str, Any]) -> list[Cell]:
     return [
-        Cell(one["taskset"], layout.place("evaluation", one["after"])),
-        Cell(str(one["samples"])),
-        Cell(f"{one['tasks']:,}" if "tasks" in one else ""),
-        *_figures(one, ("mean", "pass", "at_k_pass"), "+"),
+        Cell(pair["taskset"], layout.link("evaluation", pair["after"])),
+        Cell(str(pair["samples"])),
+        Cell(f"{pair['tasks']:,}" if "tasks" in pair else ""),
+        *_figures(pair, ("mean", "pass", "at_k_pass"), "+"),
     ]
 
 
 def _figures(
     row: Mapping[str, Any], names: Sequence[str], sign: str = "", href: str | None = None
 ) -> list[Cell]:
-    """Figures with their intervals; before they are read, and where they cannot be, a word in their place."""
+    """Figures with their intervals; a placeholder until they are read or if they cannot be."""
     if names[0] in row:
         return [Cell(with_limits(row, name, sign), href) for name in names]
     return [Cell(row.get("unread", "being read")), *(Cell() for _ in names[1:])]
 
 
-def _show_tasks(solved: str | None, start: int, found: dict[str, Any]) -> None:
-    k, id = found["samples"], found["id"]
+def _show_tasks(solved: str | None, start: int, evaluation: dict[str, Any]) -> None:
+    k, id, run = evaluation["samples"], evaluation["id"], evaluation["run"]
     Facts().show(
         [
-            Fact("run", found["run"], layout.place("run", found["run"])),
-            Fact("evaluations", "all of the run", layout.place("evaluation", run=found["run"])),
-            Fact("taskset", found["taskset"]),
-            Fact("policy version", str(found["version"])),
-            Fact(f"mean@{k}", with_limits(found, "mean")),
-            Fact(f"best@{k}", with_limits(found, "best")),
-            Fact("pass@1", with_limits(found, "pass_1")),
-            Fact(f"pass@{k}", with_limits(found, "pass_k") if k > 1 else ""),
+            Fact("run", run, layout.link("run", run)),
+            Fact("evaluations", "all of the run", layout.link("evaluation", run=run)),
+            Fact("taskset", evaluation["taskset"]),
+            Fact("policy version", str(evaluation["version"])),
+            Fact(f"mean@{k}", with_limits(evaluation, "mean")),
+            Fact(f"best@{k}", with_limits(evaluation, "best")),
+            Fact("pass@1", with_limits(evaluation, "pass_1")),
+            Fact(f"pass@{k}", with_limits(evaluation, "pass_k") if k > 1 else ""),
             Fact(
                 "attempts",
-                f"{found['judged']:,} judged, {found['failed']:,} failed, {found['waiting']:,} wait",
+                "{judged:,} judged, {failed:,} failed, {waiting:,} wait".format_map(evaluation),
             ),
             Fact(
                 "sampled",
-                f"at temperature {found['temperature']:g}, up to {found['max_new_tokens']:,} tokens",
+                "at temperature {temperature:g}, up to {max_new_tokens:,} tokens".format_map(evaluation),
             ),
-            Fact("given up", found["error"] or ""),
+            Fact("given up", evaluation["error"] or ""),
         ]
     )
-    layout.heading(
-        "Tasks", "In the order of the taskset, with what their attempts earned, as rewards are now."
-    )
-    with said(
-        "form", "", "filters", action=layout.place("evaluation", id), method="get", aria_label="Filters"
+    layout.heading("Tasks", "In the order of the taskset, with the current rewards of their attempts.")
+    with element(
+        "form", "", "filters", action=layout.link("evaluation", id), method="get", aria_label="Filters"
     ):
         choice("solved", "solved", SOLVED, solved or "")
-        said("button", "Show", "main", type="submit")
-    rows: Sequence[DictRow] = found["rows"]
-    Rows("tasks", TASK_COLUMNS, NO_TASKS).show([_task(found["run"], row) for row in rows])
-    with said("div", "", "more"):
-        if found["after"] is not None:
-            place = layout.place("evaluation", id, solved=solved, after=found["after"])
-            said("a", "More", "button", href=place, rel="next")
+        element("button", "Show", "main", type="submit")
+    rows: Sequence[DictRow] = evaluation["rows"]
+    Rows("tasks", TASK_COLUMNS, NO_TASKS).show([_task(run, row) for row in rows])
+    with element("div", "", "more"):
+        if evaluation["after"] is not None:
+            link = layout.link("evaluation", id, solved=solved, after=evaluation["after"])
+            element("a", "More", "button", href=link, rel="next")
         if start:
-            said("a", "From the start", "button", href=layout.place("evaluation", id, solved=solved))
+            element("a", "From the start", "button", href=layout.link("evaluation", id, solved=solved))
 
 
 def _task(run: str, row: Mapping[str, Any]) -> list[Cell]:
     judged = row["judged"]
     prompt = layout.beginning(row["prompt"], PROMPT) or f"task {row['task_id']}"
     return [
-        Cell(prompt, layout.place("task", row["task_id"], run=run)),
-        Cell(str(row["group_id"]), layout.place("group", row["group_id"])),
+        Cell(prompt, layout.link("task", row["task_id"], run=run)),
+        Cell(str(row["group_id"]), layout.link("group", row["group_id"])),
         Cell(f"{judged:,}"),
         Cell(f"{row['solved']:,}"),
         Cell(percent(row["solved"] / judged if judged else None)),

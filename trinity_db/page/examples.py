@@ -1,4 +1,4 @@
-"""Questions with the statements that answer them, from docs/guides/sql-cookbook.md (`make reference`)."""
+"""Questions and their statements, from docs/guides/sql-cookbook.md (written by `make reference`)."""
 
 import re
 from collections.abc import Iterator
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = Path(__file__).with_name("examples.sql")
-RUN = "larger"  # the run of the documents, in whose place a person has one of their own
+RUN = "larger"  # run name in the documents, replaced with a run of the store
 
 
 @dataclass(frozen=True)
 class Example:
-    """A question with its statement."""
+    """A question with the statement that answers it."""
 
     part: str
-    """What it is about."""
+    """Section of the cookbook."""
     question: str
     statement: str
 
 
 def examples(run: str | None) -> Iterator[Example]:
-    """The examples in their order, about a run; None: about that of the documents."""
+    """Yield the examples in order, with the name of a run filled in; None keeps the documents' name."""
     part = ""
     for block in FILE.read_text(encoding="utf-8").split("\n\n"):
         if heading := re.fullmatch(r"-- (.+)", block.strip()):

@@ -59,7 +59,7 @@ where r.name = 'larger' and g.reward_count > 1
 group by g.version_min
 order by g.version_min
 
--- What does the model say?
+-- What does the model write?
 
 -- 8. The best and the worst answers of the newest version that has rewards.
 (select 'best' as which, prompt, response, reward from experience_view

@@ -1,4 +1,4 @@
-"""Experiences by filters. The filter is the link of the page, so that it can be kept and sent."""
+"""The page of experiences. Its filters are in the link, so that people can keep and send it."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from trinity_db.errors import ConfigError
 from trinity_db.page import layout, questions
 from trinity_db.page.approval import approval, is_approved
-from trinity_db.page.elements import Cell, Column, Rows, said
+from trinity_db.page.elements import Cell, Column, Rows, element
 from trinity_db.page.forms import MAX_VERSION, choice, field, one_of, real, values, whole
 from trinity_db.page.layout import Look
 from trinity_db.page.questions import Experiences, Filter
@@ -28,31 +28,31 @@ COLUMNS = (
     Column("run"),
     Column("state"),
     Column("group"),
-    Column("version", "number", "policy versions that wrote its tokens"),
+    Column("version", "number", "policy versions that sampled its tokens"),
     Column("reward", "number"),
     Column("prompt tokens", "number"),
     Column("response tokens", "number"),
-    Column("uses", "number", "committed batches with it"),
-    Column("question", "long", "the beginning of the last message of the user, or of the prompt"),
-    Column("response", "long", "its beginning"),
+    Column("uses", "number", "committed batches that used it"),
+    Column("question", "long", "beginning of the last user message, or of the prompt"),
+    Column("response", "long", "beginning of the response"),
 )
-UNAPPROVED = "The condition of this link was not run, since it did not come from this form: Show runs it."
-NOT_YET = "No row found in those that were searched. Older rows were not looked at."
-EMPTY = "No experience meets these filters. Take one away, or choose another run."
+UNAPPROVED = "The condition in this link was not run, as it did not come from this form: press Show to run."
+NOT_YET = "No match in the rows searched so far. Older rows have not been searched."
+EMPTY = "No experience meets these filters. Remove one, or choose another run."
 NOTHING = (
     "There are no experiences in this store yet.\n"
-    "trinity-db demo makes some, trinity-db import brings data, trinity-db run samples them."
+    "trinity-db demo creates some, trinity-db import brings data, trinity-db run samples them."
 )
-SEARCH_SECONDS = 20.0  # after which a person is asked whether to look further: some million rows
+SEARCH_SECONDS = 20.0  # seconds until the page asks whether to search further: some million rows
 MAX_FORM = 64 * 1024  # bytes of a form
-LONGEST = 2_000  # characters of a condition, which is a part of the link
-QUESTION, RESPONSE = 160, 160  # characters of a text in the table
+LONGEST = 2_000  # characters of a condition, which is part of the link
+QUESTION, RESPONSE = 160, 160  # characters of each text in the table
 INPUTS = (
     ("version", "policy version"),
     ("reward_from", "reward from"),
     ("reward_to", "reward to"),
     ("task", "task (its key)"),
-    ("reason", "reason of the drop"),
+    ("reason", "drop reason"),
 )
 
 
@@ -61,32 +61,32 @@ def register(reader: Reader) -> None:
 
     @ui.page("/experiences", response_timeout=layout.RESPONSE_SECONDS)
     async def experiences_page(request: Request) -> None:
-        given = {name: value for name, value in request.query_params.items() if value.strip()}
+        parameters = {name: value for name, value in request.query_params.items() if value.strip()}
         with layout.frame("Experiences", "Experiences"):
             try:
-                wanted = read_filter(given)
-                if wanted.where is not None and not is_approved(
-                    visitor().name, wanted.where, wanted.approved or ""
+                filters = read_filter(parameters)
+                if filters.where is not None and not is_approved(
+                    visitor().name, filters.where, filters.approved or ""
                 ):
                     raise ConfigError(UNAPPROVED)
             except ConfigError as error:
-                said("p", str(error), "notice", role="alert")
-                _form(given, [given["run"]] if "run" in given else [])
+                element("p", str(error), "notice", role="alert")
+                _form(parameters, [parameters["run"]] if "run" in parameters else [])
                 return
-            page = _Experiences(reader, wanted, given)
-            if wanted.is_search:
-                layout.later(page.look.look)  # it goes on only while a browser shows the page
+            page = _Experiences(reader, filters, parameters)
+            if filters.is_search:
+                layout.later(page.look.look)  # it continues only while a browser shows the page
             else:
                 await page.look.look()
 
     app.post("/experiences")(_send_on)
 
 
-def read_filter(given: Mapping[str, str]) -> Filter:
-    """The filter that a link names.
+def read_filter(parameters: Mapping[str, str]) -> Filter:
+    """Parse a link into a filter.
 
     Raises:
-        ConfigError: a value is none of its kind; with what may stand there.
+        ConfigError: if a value is invalid; the message names valid ones.
     """
     readers: dict[str, Callable[[str], Any]] = {
         "version": whole("policy version", MAX_VERSION),
@@ -96,71 +96,71 @@ def read_filter(given: Mapping[str, str]) -> Filter:
         "state": one_of("state", list(ExperienceState)),
         "where": _condition,
     }
-    return Filter(**values(Filter, readers, given))
+    return Filter(**values(Filter, readers, parameters))
 
 
 class _Experiences:
-    def __init__(self, reader: Reader, wanted: Filter, given: Mapping[str, str]) -> None:
-        self._wanted = wanted
-        self._given = given
-        self._form = said("div")
-        if wanted.is_search:
-            self.look: Look[Experiences] = _Search(reader, wanted, self.show, self._tell, self._fail)
+    def __init__(self, reader: Reader, filters: Filter, parameters: Mapping[str, str]) -> None:
+        self._filters = filters
+        self._parameters = parameters
+        self._form = element("div")
+        if filters.is_search:
+            self.look: Look[Experiences] = _Search(reader, filters, self.show, self._tell, self._fail)
         else:
-            read = questions.experiences(wanted)
+            read = questions.experiences(filters)
             self.look = Look(reader, read, self.show, lambda: None, follows=False)
-        is_filtered = any(value is not None for value in asdict(wanted).values())
-        self._progress = said("p", "", "explained", role="status")
+        is_filtered = any(value is not None for value in asdict(filters).values())
+        self._progress = element("p", "", "explained", role="status")
         self._table = Rows("experiences", COLUMNS, EMPTY if is_filtered else NOTHING)
-        if wanted.is_search:
+        if filters.is_search:
             self._tell(0, 0)
-        self._more = said("div", "", "more")
+        self._more = element("div", "", "more")
         with self._form:
-            _form(given, [wanted.run] if wanted.run else [])
+            _form(parameters, [filters.run] if filters.run else [])
 
-    def show(self, found: Experiences) -> None:
+    def show(self, page: Experiences) -> None:
         self._form.clear()
         with self._form:
-            _form(self._given, found.run_names)
-        self._table.show([_row(row) for row in found.rows])
-        if self._wanted.is_search:
-            self._progress.text = _looked(found)
-            self._table.say_empty(EMPTY if found.before is None else NOT_YET)
+            _form(self._parameters, page.run_names)
+        self._table.show([_row(row) for row in page.rows])
+        if self._filters.is_search:
+            self._progress.text = _looked(page)
+            self._table.say_empty(EMPTY if page.before is None else NOT_YET)
         self._more.clear()
         with self._more:
-            if found.before is not None:
-                rest = {**self._given, "before": found.before}
-                word = "Older" if found.rows or not self._wanted.is_search else "Look further"
-                said("a", word, "button", href=layout.place("experiences", **rest), rel="next")
-            if self._wanted.before is not None:
-                rest = {**self._given, "before": None}
-                said("a", "Newest", "button", href=layout.place("experiences", **rest))
+            if page.before is not None:
+                parameters = {**self._parameters, "before": page.before}
+                word = "Older" if page.rows or not self._filters.is_search else "Search further"
+                element("a", word, "button", href=layout.link("experiences", **parameters), rel="next")
+            if self._filters.before is not None:
+                parameters = {**self._parameters, "before": None}
+                element("a", "Newest", "button", href=layout.link("experiences", **parameters))
 
     def _tell(self, looked_at: int, num_found: int) -> None:
-        """Say how far the search is."""
+        """Show the progress of the search."""
         rows = layout.count(num_found, "row", "rows")
         self._progress.text = f"Searching: {rows} found in {looked_at:,} so far."
         self._table.say_empty("No row found yet.")
 
     def _fail(self) -> None:
-        """A notice says why there are no rows."""
+        """Clear the progress; a notice explains why rows are missing."""
         self._progress.text = ""
-        self._table.say_empty("The search did not end.")
+        self._table.say_empty("The search did not finish.")
 
 
 class _Search(Look[Experiences]):
-    """Looks for a text or a condition in window after window of rows, while the visitor is there."""
+    """Searches rows for a text or a condition, window after window, while the visitor is there."""
 
     def __init__(
         self,
         reader: Reader,
-        wanted: Filter,
+        filters: Filter,
         show: Callable[[Experiences], None],
         tell: Callable[[int, int], None],
         fail: Callable[[], None],
     ) -> None:
-        super().__init__(reader, questions.experiences(wanted), show, lambda: None, follows=False)
-        self._searches, self._wanted = reader, wanted
+        super().__init__(reader, questions.experiences(filters), show, lambda: None, follows=False)
+        self._searches, self._filters = reader, filters
         self._tell_progress, self._fail = tell, fail
         self._task: asyncio.Task[Any] | None = None
         ui.context.client.on_delete(self._leave)
@@ -169,10 +169,10 @@ class _Search(Look[Experiences]):
         self._task = asyncio.current_task()
         begun = time.monotonic()
         rows: list[DictRow] = []
-        before, looked_at = self._wanted.before, 0
+        before, looked_at = self._filters.before, 0
         while True:
             part = await self._searches.search(
-                questions.experiences(replace(self._wanted, before=before)), self._visitor
+                questions.experiences(replace(self._filters, before=before)), self._visitor
             )
             rows += part.rows
             looked_at += part.looked_at
@@ -194,60 +194,60 @@ class _Search(Look[Experiences]):
             self._task.cancel()
 
 
-def _looked(found: Experiences) -> str:
-    """How much a search has looked at, in a sentence."""
-    if found.before is None:
-        return f"Searched all {found.looked_at:,} rows that meet the other filters."
-    return f"Searched the newest {found.looked_at:,} rows that meet the other filters, and no older ones yet."
+def _looked(page: Experiences) -> str:
+    """Describe in a sentence how many rows a search has read."""
+    if page.before is None:
+        return f"Searched all {page.looked_at:,} rows that meet the other filters."
+    return f"Searched the newest {page.looked_at:,} rows that meet the other filters, but no older ones yet."
 
 
 async def _send_on(request: Request) -> Response:
-    """The link of what a form says, with the approval of its condition."""
+    """Redirect to the link of a submitted form, with the approval of its condition."""
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > MAX_FORM:
             return PlainTextResponse("The filters are too long.\n", 413)
-    given = {name: value for name, value in parse_qsl(body.decode("utf-8", "replace")) if value.strip()}
-    given.pop("approved", None)
-    if where := layout.text(given.get("where", "")).strip():
-        given["approved"] = approval(request.scope[SCOPE]().name, where)
-    return RedirectResponse(layout.place("experiences", **given), 303)
+    parameters = {name: value for name, value in parse_qsl(body.decode("utf-8", "replace")) if value.strip()}
+    parameters.pop("approved", None)
+    if where := layout.text(parameters.get("where", "")).strip():
+        parameters["approved"] = approval(request.scope[SCOPE]().name, where)
+    return RedirectResponse(layout.link("experiences", **parameters), 303)
 
 
-def _form(given: Mapping[str, str], runs: list[str]) -> None:
-    """Filters as a plain form: it works by keyboard, and its fields become the link."""
-    # Sent by POST: no other site can, and only then a condition is run.
-    with said("form", "", "filters", action="/experiences", method="post", aria_label="Filters"):
-        choice("run", "run or data set", runs, given.get("run", ""))
-        choice("state", "state", [state.value for state in ExperienceState], given.get("state", ""))
+def _form(parameters: Mapping[str, str], runs: list[str]) -> None:
+    """Show the filters as a plain HTML form: it works by keyboard, and its fields become the link."""
+    # Sent with POST: no other site can do that, and a condition runs only then.
+    with element("form", "", "filters", action="/experiences", method="post", aria_label="Filters"):
+        choice("run", "run or data set", runs, parameters.get("run", ""))
+        choice("state", "state", [state.value for state in ExperienceState], parameters.get("state", ""))
         for name, label in INPUTS:
-            field(name, label, "text", given)
-        field("text", "text in prompt or response", "search", given, "wide")
-        with said("label", "condition in SQL on experience_view", "wide"):
-            said(
+            field(name, label, "text", parameters)
+        field("text", "text in prompt or response", "search", parameters, "wide")
+        with element("label", "condition in SQL on experience_view", "wide"):
+            element(
                 "input",
                 name="where",
                 type="text",
-                value=given.get("where", ""),
+                value=parameters.get("where", ""),
                 autocomplete="off",
                 maxlength=LONGEST,
                 spellcheck="false",
                 placeholder="response_length > 100 and not greedy",
             )
-        said("button", "Show", "main", type="submit")
-        if given:
-            said("a", "Without filters", "button", href="/experiences")
-        said("a", "Search by meaning", "button", href=layout.place("similar", run=given.get("run")))
+        element("button", "Show", "main", type="submit")
+        if parameters:
+            element("a", "Without filters", "button", href="/experiences")
+        element("a", "Search by meaning", "button", href=layout.link("similar", run=parameters.get("run")))
 
 
 def _row(row: Mapping[str, Any]) -> list[Cell]:
     group = row["group_id"]
     return [
-        Cell(str(row["id"]), layout.place("experience", row["id"])),
-        Cell(row["run"], layout.place("run", row["run"])),
+        Cell(str(row["id"]), layout.link("experience", row["id"])),
+        Cell(row["run"], layout.link("run", row["run"])),
         layout.state(row["state"]),
-        Cell("" if group is None else str(group), None if group is None else layout.place("group", group)),
+        Cell("" if group is None else str(group), None if group is None else layout.link("group", group)),
         Cell(layout.versions(row["version_min"], row["version_max"])),
         Cell(layout.number(row["reward"])),
         Cell(layout.number(row["prompt_length"])),
@@ -260,7 +260,5 @@ def _row(row: Mapping[str, Any]) -> list[Cell]:
 
 def _condition(text: str) -> str:
     if len(text) > LONGEST:
-        raise ConfigError(
-            f"A condition has {LONGEST:,} characters at most; SQL takes longer ones on its page."
-        )
+        raise ConfigError(f"A condition may have at most {LONGEST:,} characters; the SQL page accepts more.")
     return layout.text(text)

@@ -1,34 +1,32 @@
-"""How far the rows of a run are, as a flow from one state to the next, and which of its roles waits."""
+"""Counts of a run's rows from one state to the next, and which of its roles waits."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from nicegui.elements.mixins.text_element import TextElement
 
-from trinity_db.inspection.status import COUNTS, RATE_SECONDS, RECENT_BATCHES, counted
+from trinity_db.insight.status import COUNTS, RATE_SECONDS, RECENT_BATCHES, counted
 from trinity_db.page import layout
-from trinity_db.page.elements import Cell, Column, Rows, said
+from trinity_db.page.elements import Cell, Column, Rows, element
 
 WAY = ("raw", "clean", "scored", "ready", "leased", "trained")
 ENDS = ("dropped", "expired")
-NO_ROWS = (
-    "No experience was written yet. The first takes as long as the model takes to load: is an explorer alive?"
-)
+NO_ROWS = "No experiences yet. The first one appears once the model has loaded: is an explorer alive?"
 
 
 class Flow:
-    """Counts of rows by state, each a link to these rows."""
+    """Counts of rows by state, each a link to the rows."""
 
     def __init__(self, run: str) -> None:
         self._run = run
         self._counts: dict[str, TextElement] = {}
         layout.heading(
-            "Experiences by state", "From left to right; what will not be trained on stands apart."
+            "Experiences by state", "From left to right; rows that are not trained on are separate."
         )
-        with said("div", "", "flows"):
+        with element("div", "", "flows"):
             self._steps("on the way", WAY)
             self._steps("not trained on", ENDS)
-        self._empty = said("p", NO_ROWS, "empty")
+        self._empty = element("p", NO_ROWS, "empty")
 
     def show(self, rows: Mapping[str, int]) -> None:
         for state, count in self._counts.items():
@@ -36,21 +34,21 @@ class Flow:
         self._empty.set_visibility(not any(rows.values()))
 
     def _steps(self, label: str, states: tuple[str, ...]) -> None:
-        with said("ol", "", f"flow {'way' if states is WAY else 'ends'}", aria_label=label):
+        with element("ol", "", f"flow {'way' if states is WAY else 'ends'}", aria_label=label):
             for state in states:
-                place = layout.place("experiences", run=self._run, state=state)
-                with said("li"), said("a", "", f"state-{state}", href=place):
-                    self._counts[state] = said("b", "0")
-                    said("span", state)
+                link = layout.link("experiences", run=self._run, state=state)
+                with element("li"), element("a", "", f"state-{state}", href=link):
+                    self._counts[state] = element("b", "0")
+                    element("span", state)
 
 
 class Balance:
-    """What each role gets done, and what it waits for."""
+    """What each role achieves, and what it waits for."""
 
     def __init__(self) -> None:
         layout.heading(
             "Balance",
-            f"What the roles did in the last {RATE_SECONDS} s, and how much of their time they waited in the "
+            f"Throughput of each role in the last {RATE_SECONDS} s, and the share of time it waited in the "
             f"last {RECENT_BATCHES} steps.",
         )
         columns = [Column("role"), Column("does", "number"), Column("waits")]
@@ -76,5 +74,5 @@ class Balance:
         )
 
 
-def _share(share: float | None, what: str) -> str:
-    return "not measured yet" if share is None else f"{share:.0%} of its time, for {what}"
+def _share(share: float | None, work: str) -> str:
+    return "not measured yet" if share is None else f"{share:.0%} of its time, for {work}"

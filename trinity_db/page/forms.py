@@ -1,6 +1,6 @@
-"""Fields of forms, and what a link says in them.
+"""Form fields, and parsing of their values from a link.
 
-A form is plain: it works by keyboard, and its fields become the link.
+Forms are plain HTML: they work by keyboard, and their fields become the link.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 from trinity_db.errors import ConfigError
 from trinity_db.page import layout
-from trinity_db.page.elements import said
+from trinity_db.page.elements import element
 
 MAX_VERSION = 2**31 - 1
 
@@ -18,88 +18,88 @@ MAX_VERSION = 2**31 - 1
 def choice(
     name: str, label: str, values: Sequence[str] | Mapping[str, str], chosen: str, none: str = "any"
 ) -> None:
-    """A list to choose from: values, or values with their words.
+    """Add a select field: values, or values with their labels.
 
     Args:
-        chosen: stands in it though it is none of the values.
-        none: the word for no choice.
+        chosen: selected value, shown even if it is not among the values.
+        none: label for no selection.
     """
     words = dict(values) if isinstance(values, Mapping) else {value: value for value in values}
     shown = {"": none} | ({} if chosen in ("", *words) else {chosen: chosen}) | words
-    with said("label", label), said("select", name=name, aria_label=label):
+    with element("label", label), element("select", name=name, aria_label=label):
         for value, word in shown.items():
-            option = said("option", word, value=value)
+            option = element("option", word, value=value)
             if value == chosen:
                 option.props["selected"] = True
 
 
-def field(name: str, label: str, kind: str, given: Mapping[str, str], classes: str = "") -> None:
-    """A field to type into."""
-    with said("label", label, classes):
-        said("input", name=name, type=kind, value=given.get(name, ""), autocomplete="off")
+def field(name: str, label: str, kind: str, parameters: Mapping[str, str], classes: str = "") -> None:
+    """Add a text field."""
+    with element("label", label, classes):
+        element("input", name=name, type=kind, value=parameters.get(name, ""), autocomplete="off")
 
 
 def explained_field(name: str, text: str, value: str) -> None:
-    """A field with its name above it, and below it what it means."""
-    with said("div"):
-        with said("label", name):
-            field = said("input", name=name, autocomplete="off", aria_describedby=f"about-{name}")
-        # An attribute: Vue sets a property again, over what was typed, whenever the page shows something new.
+    """Add a text field with its name above and an explanation below."""
+    with element("div"):
+        with element("label", name):
+            field = element("input", name=name, autocomplete="off", aria_describedby=f"about-{name}")
+        # An attribute: Vue sets a property again, overwriting what was typed, whenever the page updates.
         field.props["^value"] = value
-        said("p", text, "muted", id_=f"about-{name}")
+        element("p", text, "muted", id_=f"about-{name}")
 
 
 def explained_choice(name: str, text: str, values: Sequence[str], chosen: str) -> None:
-    """A list to choose from, as `explained_field`."""
-    with said("div"):
-        with said("label", name), said("select", name=name, aria_describedby=f"about-{name}"):
+    """Add a select field with its name above and an explanation below."""
+    with element("div"):
+        with element("label", name), element("select", name=name, aria_describedby=f"about-{name}"):
             for value in dict.fromkeys([chosen, *values]):
-                option = said("option", value, value=value)
+                option = element("option", value, value=value)
                 if value == chosen:
                     option.props["selected"] = True
-        said("p", text, "muted", id_=f"about-{name}")
+        element("p", text, "muted", id_=f"about-{name}")
 
 
 def hidden(name: str, value: str) -> None:
-    """What a form keeps of the link without showing it."""
-    said("input", name=name, type="hidden", value=value)
+    """Add a hidden field, which keeps a value of the link."""
+    element("input", name=name, type="hidden", value=value)
 
 
 def values(
-    kind: type, readers: Mapping[str, Callable[[str], Any]], given: Mapping[str, str]
+    kind: type, readers: Mapping[str, Callable[[str], Any]], parameters: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What a link says of the fields of a dataclass; a field without a reader is text.
+    """Parse a link into the fields of a dataclass; a field without a parser is text.
 
     Raises:
-        ConfigError: a value is none of its kind; with what may stand there.
+        ConfigError: if a value is invalid; the message names valid ones.
     """
     return {
-        one.name: readers.get(one.name, layout.text)(given[one.name].strip())
-        for one in fields(kind)
-        if given.get(one.name, "").strip()
+        field.name: readers.get(field.name, layout.text)(parameters[field.name].strip())
+        for field in fields(kind)
+        if parameters.get(field.name, "").strip()
     }
 
 
-def whole(what: str, most: int) -> Callable[[str], int]:
-    """Reads a whole number.
+def whole(noun: str, most: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers.
 
     Raises:
-        ConfigError: it is none; the reader does.
+        ConfigError: by the parser, if the text is not a whole number.
     """
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
-            raise ConfigError(f"A {what} is a whole number, and '{text[:40]}' is none.")
+            raise ConfigError(f"A {noun} is a whole number, not '{text[:40]}'.")
         return int(text)
 
     return read
 
 
-def real(what: str) -> Callable[[str], float]:
-    """Reads a number.
+def real(noun: str) -> Callable[[str], float]:
+    """Return a parser of numbers.
 
     Raises:
-        ConfigError: it is none; the reader does.
+        ConfigError: by the parser, if the text is not a number.
     """
 
     def read(text: str) -> float:
@@ -108,22 +108,22 @@ def real(what: str) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise ConfigError(f"A {what} is a number, and '{text[:40]}' is none.")
+            raise ConfigError(f"A {noun} is a number, not '{text[:40]}'.")
         return value
 
     return read
 
 
-def one_of(what: str, values: Sequence[str]) -> Callable[[str], str]:
-    """Reads one of these words.
+def one_of(noun: str, values: Sequence[str]) -> Callable[[str], str]:
+    """Return a parser that accepts only these words.
 
     Raises:
-        ConfigError: it is none; the reader does.
+        ConfigError: by the parser, if the text is another word.
     """
 
     def read(text: str) -> str:
         if text not in values:
-            raise ConfigError(f"'{text[:40]}' is no {what}; there are {', '.join(values)}.")
+            raise ConfigError(f"'{text[:40]}' is not a {noun}; use one of {', '.join(values)}.")
         return text
 
     return read

@@ -1,4 +1,4 @@
-"""A rollout group: its attempts side by side, what each was rewarded for, which step used it."""
+"""The page of a rollout group: attempts side by side, their rewards, and the step that used them."""
 
 import json
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 from nicegui import ui
 
-from trinity_db.inspection.words import moment
+from trinity_db.insight.words import moment
 from trinity_db.page import layout, questions, texts
-from trinity_db.page.elements import Fact, Facts, said
+from trinity_db.page.elements import Fact, Facts, element
 from trinity_db.page.reader import Reader
 
-JUDGED = 1_500  # characters of what a judge wrote about one reward
+JUDGED = 1_500  # characters of a judge's text about one reward
 
 
 def register(reader: Reader) -> None:
@@ -22,7 +22,7 @@ def register(reader: Reader) -> None:
     async def group_page(group_id: str) -> None:
         with layout.frame(f"Group {group_id}"):
             if (number := layout.identifier(group_id)) is None:
-                said("p", "Groups have whole numbers.", "notice", role="alert")
+                element("p", "Group ids are whole numbers.", "notice", role="alert")
                 return
             await layout.once(reader, partial(questions.group, group_id=number), _show).look()
 
@@ -30,12 +30,12 @@ def register(reader: Reader) -> None:
 def _show(group: dict[str, Any]) -> None:
     Facts().show(_facts(group))
     layout.heading("Task")
-    with said("div", "", "card"):
+    with element("div", "", "card"):
         texts.show(asked(group["payload"]))
     layout.heading("Attempts", "Side by side, in the order of the group. Rewards: value × weight, by source.")
     if not group["rows"] and not group["failures"]:
-        said("p", "No attempt has ended yet. Load this page again when one may have.", "empty")
-    with said("div", "", "beside"):
+        element("p", "No attempt has ended yet. Reload this page later.", "empty")
+    with element("div", "", "beside"):
         for row in group["rows"]:
             attempt(row)
         for failure in group["failures"]:
@@ -48,9 +48,9 @@ def _facts(group: Mapping[str, Any]) -> list[Fact]:
     reward = layout.number(group["reward_mean"])
     spread = f", deviation {deviation:.3f}" if deviation is not None else ""
     versions = layout.versions(group["version_min"], group["version_max"])
-    same = layout.place("experiences", run=group["run"], task=group["task"])
+    same = layout.link("experiences", run=group["run"], task=group["task"])
     return [
-        Fact("run", group["run"], layout.place("run", group["run"])),
+        Fact("run", group["run"], layout.link("run", group["run"])),
         Fact("state", group["state"]),
         Fact("attempts", members),
         Fact("mean reward", f"{reward}{spread}" if reward else "none yet"),
@@ -59,7 +59,7 @@ def _facts(group: Mapping[str, Any]) -> list[Fact]:
         Fact("taskset", group["taskset"]),
         Fact("other rows of this task", group["task"], same),
         Fact(
-            "the task over versions", "then and now", layout.place("task", group["task_id"], run=group["run"])
+            "the task over versions", "then and now", layout.link("task", group["task_id"], run=group["run"])
         ),
         Fact("started", moment(group["created_at"])),
         Fact("completed", moment(group["completed_at"]) if group["completed_at"] else ""),
@@ -67,22 +67,22 @@ def _facts(group: Mapping[str, Any]) -> list[Fact]:
 
 
 def asked(payload: Mapping[str, Any]) -> str:
-    """What a task asks: its prompt, or all that it holds."""
+    """Text of a task: its prompt, or else its whole payload."""
     prompt = payload.get("prompt")
-    rest = {key: value for key, value in payload.items() if key != "prompt"}
+    fields = {key: value for key, value in payload.items() if key != "prompt"}
     if not isinstance(prompt, str):
         return json.dumps(payload, ensure_ascii=False, indent=1)
-    return f"{prompt}\n\n{json.dumps(rest, ensure_ascii=False)}" if rest else prompt
+    return f"{prompt}\n\n{json.dumps(fields, ensure_ascii=False)}" if fields else prompt
 
 
 def attempt(row: Mapping[str, Any], *, with_group: bool = False) -> None:
-    """An attempt as a card; with a link to its group where that is not at hand."""
-    with said("section", "", "card"):
-        with said("h3"):
-            said("a", questions.label_of(row).capitalize(), href=layout.place("experience", row["id"]))
-        said("span", row["state"], f"chip state-{row['state']}")
+    """Show an attempt as a card, on request with a link to its group."""
+    with element("section", "", "card"):
+        with element("h3"):
+            element("a", questions.label_of(row).capitalize(), href=layout.link("experience", row["id"]))
+        element("span", row["state"], f"chip state-{row['state']}")
         if with_group:
-            said("a", f"group {row['group_id']}", "aside", href=layout.place("group", row["group_id"]))
+            element("a", f"group {row['group_id']}", "aside", href=layout.link("group", row["group_id"]))
         length = row["response_length"]
         parts = [
             "" if row["reward"] is None else f"reward {row['reward']:.3f}",
@@ -94,31 +94,31 @@ def attempt(row: Mapping[str, Any], *, with_group: bool = False) -> None:
             "greedy: others are compared with it" if row["greedy"] else "",
             f"dropped: {row['reason']}" if row["reason"] else "",
         ]
-        said("p", " · ".join(part for part in parts if part), "muted").style("margin: 0.3rem 0 0.5rem")
+        element("p", " · ".join(part for part in parts if part), "muted").style("margin: 0.3rem 0 0.5rem")
         more = (row["characters"] or 0) - len(row["response"] or "")
-        said("pre", row["response"] or "", "text")
+        element("pre", row["response"] or "", "text")
         if more > 0:
-            words = f"… {more:,} more characters: read all of them"
-            said("a", words, href=layout.place("experience", row["id"]))
+            words = f"… {more:,} more characters: read them all"
+            element("a", words, href=layout.link("experience", row["id"]))
         _rewards(row["parts"] or [])
-        said("p", _use(row), "muted").style("margin: 0.5rem 0 0")
+        element("p", _use(row), "muted").style("margin: 0.5rem 0 0")
 
 
 def _rewards(parts: list[Mapping[str, Any]]) -> None:
     if not parts:
-        said("p", "No reward yet.", "muted").style("margin: 0.5rem 0 0")
+        element("p", "No reward yet.", "muted").style("margin: 0.5rem 0 0")
         return
-    with said("ul", "", "judged"):
+    with element("ul", "", "judged"):
         for part in parts:
             by = f" by {part['by']}" if part["by"] else ""
             text = f"{part['name']}: {part['value']:.4g} × {part['weight']:.4g}, from {part['source']}{by}"
             if part["detail"]:
                 text += f"\n{layout.cut(judged(part['detail']), JUDGED)}"
-            said("li", text)
+            element("li", text)
 
 
 def judged(detail: Mapping[str, Any]) -> str:
-    """What a judge or a step wrote about a reward, a line for each thing."""
+    """Format what a judge or step recorded with a reward, one line per field."""
     return "\n".join(
         f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for key, value in detail.items()
@@ -126,9 +126,9 @@ def judged(detail: Mapping[str, Any]) -> str:
 
 
 def _use(row: Mapping[str, Any]) -> str:
-    """Which step used it last, and with which advantage."""
+    """Describe the step that last used an attempt, and its advantage."""
     if row["batch_step"] is None:
-        return "No batch used it yet."
+        return "No batch has used it yet."
     advantage = "" if row["advantage"] is None else f" with the advantage {row['advantage']:.3f}"
     stale = (
         ""
@@ -141,8 +141,11 @@ def _use(row: Mapping[str, Any]) -> str:
 
 
 def _failure(failure: Mapping[str, Any]) -> None:
-    with said("section", "", "card"):
-        said("h3", f"Attempt {failure['ordinal']} failed")
-        said("span", "failed", "chip state-failed")
-        said("p", moment(failure["finished_at"]), "muted").style("margin: 0.3rem 0 0.5rem")
-        said("pre", failure["error"], "text")
+    with element("section", "", "card"):
+        element("h3", f"Attempt {failure['ordinal']} failed")
+        element("span", "failed", "chip state-failed")
+        element("p", moment(failure["finished_at"]), "muted").style("margin: 0.3rem 0 0.5rem")
+        element("pre", failure["error"], "text")
+        if failure["output"] is not None:
+            element("p", "The program wrote:", "muted")
+            element("pre", failure["output"], "text")

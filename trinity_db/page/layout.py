@@ -1,4 +1,4 @@
-"""What all pages have: the head, a place for notices, and how a page follows the store."""
+"""Parts of every page: the head, notices, and refreshing from the store."""
 
 import logging
 import time
@@ -10,21 +10,21 @@ from urllib.parse import quote, urlencode
 import psycopg
 from nicegui import ui
 
-from trinity_db.database import Database, first_line
 from trinity_db.errors import DatabaseUnavailable, NotFound, TrinityError
 from trinity_db.page.answers import PAUSES, Answers
-from trinity_db.page.elements import Cell, Pulse, said
+from trinity_db.page.elements import Cell, Pulse, element
 from trinity_db.page.reader import Reader
 from trinity_db.page.rights import Right, visitor
+from trinity_db.postgres.connection import Database, first_line
 
 logger = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 
-REFRESH_SECONDS = 10.0  # a step takes longer on most runs; people who want more press reload
-RESPONSE_SECONDS = 45.0  # a page asks a few statements, of STATEMENT_SECONDS each at most
+REFRESH_SECONDS = 10.0  # most steps take longer; reload to refresh earlier
+RESPONSE_SECONDS = 45.0  # a page runs a few statements of at most STATEMENT_SECONDS each
 MAX_ID = 2**63 - 1
-CHARACTERS = 20_000  # of one text: what people read, and what a visitor's page may weigh
+CHARACTERS = 20_000  # per text: enough to read, and it bounds the size of a page
 
 STYLE = Path(__file__).with_name("style.css")
 THEME = """
@@ -43,63 +43,63 @@ TOGGLE = """() => {
 
 
 def dress() -> None:
-    """Give all pages the style sheet and the theme that the person chose."""
+    """Add the style sheet and the person's theme to all pages."""
     ui.add_head_html(f"<style>{STYLE.read_text(encoding='utf-8')}</style>{THEME}", shared=True)
 
 
 def frame(title: str, here: str = "") -> ui.element:
-    """The head of a page, and the element that its content goes into; `here` names the link of this page."""
+    """Create the head of a page, and the element for its content; `here` marks the current link."""
     ui.page_title(f"{title} · trinity-db")
-    said("a", "Skip to the content", "skip", href="#content")
-    with said("header"):
-        said("a", "trinity-db", "brand", href="/")
-        with said("nav", aria_label="Pages"):
-            for name, place in (
+    element("a", "Skip to the content", "skip", href="#content")
+    with element("header"):
+        element("a", "trinity-db", "brand", href="/")
+        with element("nav", aria_label="Pages"):
+            for name, target in (
                 ("Runs", "/"),
                 ("Experiences", "/experiences"),
                 ("Verdicts", "/verdicts"),
                 ("SQL", "/sql"),
                 ("Doctor", "/doctor"),
             ):
-                link = said("a", name, href=place)
+                link = element("a", name, href=target)
                 if name == here:
                     link.props["aria-current"] = "page"
         _tell_visitor()
-        toggle = said("button", "◐", "quiet", type="button", title=THEMES, aria_label=THEMES)
+        toggle = element("button", "◐", "quiet", type="button", title=THEMES, aria_label=THEMES)
         toggle.on("click", js_handler=TOGGLE)
-    content = said("div", "", "page", id_="content", tabindex="-1")
+    content = element("div", "", "page", id_="content", tabindex="-1")
     with content:
-        said("h1", title)
+        element("h1", title)
     return content
 
 
 def _tell_visitor() -> None:
-    """Who the visitor is, and what the visitor may do."""
+    """Show the visitor's name and rights."""
     you = visitor()
     rights = [right.word for right in Right if you.may(right)]
-    with said("span", "", "visitor", title=f"You may {', '.join(rights)}."):
+    with element("span", "", "visitor", title=f"You may {', '.join(rights)}."):
         if you.name:
-            said("span", you.name, "name")
-            said("span", " · ")
-        said("span", *rights[-1:])
+            element("span", you.name, "name")
+            element("span", " · ")
+        element("span", *rights[-1:])
 
 
 def missing() -> None:
-    """What stands at an address that is none."""
+    """Show the 404 page."""
     ui.context.client.status_code = 404
     with frame("No such page"):
-        said("p", "There is nothing at this address. The links above lead to what there is.", "empty")
+        element("p", "There is nothing at this address. The links above lead to existing pages.", "empty")
 
 
 def heading(text: str, explained: str = "") -> None:
-    """The head of a section, with a line that says what it shows."""
-    said("h2", text)
+    """Add a section heading, with a line that explains the section."""
+    element("h2", text)
     if explained:
-        said("p", explained, "explained")
+        element("p", explained, "explained")
 
 
 class Look(Generic[Found]):
-    """One visitor's look at the store: reads, shows, and says so where it cannot read."""
+    """One visitor's view of the store: it reads, shows, and reports errors."""
 
     def __init__(
         self,
@@ -113,20 +113,20 @@ class Look(Generic[Found]):
         self._reader, self._read, self._show, self._gone = reader, read, show, gone
         self._visitor = visitor()
         self._follows = follows
-        """Whether it looks again and again, or once unless that failed."""
+        """Whether the view refreshes periodically, or only until a read succeeds."""
         self._looks = False
         self._is_shown = False
         self._is_due = False
         self._rests_until = 0.0
-        self._notice = said("p", "", "notice", role="alert")
+        self._notice = element("p", "", "notice", role="alert")
         self._notice.set_visibility(False)
         Pulse(REFRESH_SECONDS, self._again)
 
     async def look(self) -> None:
-        """Read and show, or tell why not."""
+        """Read and show, or report the error."""
         self._looks, begun = True, time.monotonic()
         try:
-            found = await self.ask()
+            result = await self.ask()
         except NotFound as error:
             self._is_shown = True
             self._follows = False
@@ -134,7 +134,7 @@ class Look(Generic[Found]):
             self._tell(f"{error} It may have been deleted.")
         except DatabaseUnavailable as error:
             self._is_shown = False
-            self._tell(f"{error} This page looks again every {REFRESH_SECONDS:.0f} seconds.")
+            self._tell(f"{error} This page retries every {REFRESH_SECONDS:.0f} seconds.")
         except TrinityError as error:
             self._tell(str(error))
         except psycopg.Error as error:
@@ -143,17 +143,17 @@ class Look(Generic[Found]):
         else:
             self._is_shown = True
             self._notice.set_visibility(False)
-            self._show(found)
+            self._show(result)
         finally:
             self._looks = False
             self._rests_until = time.monotonic() + PAUSES * (time.monotonic() - begun)
 
     async def ask(self) -> Found:
-        """What is shown, by one question or several."""
+        """Read what is shown, with one or more queries."""
         return await self._reader.ask(self._read, self._visitor)
 
     def soon(self) -> None:
-        """Look again once it has rested, as something is new; several calls meanwhile are one look."""
+        """Refresh after the pause, because something changed; several calls cause one refresh."""
         if not self._is_due:
             self._is_due = True
             ui.timer(max(0.0, self._rests_until - time.monotonic()), self._come, once=True)
@@ -173,75 +173,75 @@ class Look(Generic[Found]):
 
 
 def once(reader: Reader, read: Callable[[Database], Found], build: Callable[[Found], None]) -> Look[Found]:
-    """A look whose content is built when it is read, and not again."""
+    """Create a view whose content is built once, when it is read."""
 
-    def show(found: Found) -> None:
+    def show(result: Found) -> None:
         content.clear()
         with content:
-            build(found)
+            build(result)
 
     def gone() -> None:
         content.clear()
 
     look = Look(reader, read, show, gone, follows=False)
-    content = said("div")
+    content = element("div")
     return look
 
 
 def identifier(text: str) -> int | None:
-    """The number of a row; None if no row can have it."""
+    """Parse the id of a row; None if no row can have it."""
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         return None
     return int(text) if int(text) <= MAX_ID else None
 
 
 def later(work: Callable[[], object]) -> None:
-    """Begin work once the browser shows the page."""
+    """Run a callback once the browser shows the page."""
     ui.timer(0, work, once=True)
 
 
 def cut(text: str | None, characters: int = CHARACTERS) -> str:
-    """At most so many characters of a text, and how many it has more."""
+    """Shorten a text, and append how many characters were cut."""
     if text is None or len(text) <= characters:
         return text or ""
     return f"{text[:characters]}… ({len(text) - characters:,} more characters: trinity-db show)"
 
 
 def beginning(text: str | None, characters: int) -> str:
-    """The beginning of a text in one line."""
+    """Beginning of a text, in one line."""
     line = " ".join((text or "").split())
     return line if len(line) <= characters else f"{line[:characters]}…"
 
 
-def text(given: str) -> str:
-    """A text of a link as the database takes it: without NUL, and without halves of characters."""
-    return given.replace("\x00", "").encode("utf-8", "replace").decode()
+def text(link_text: str) -> str:
+    """A link's text in a form that the database accepts: without NUL and unpaired surrogates."""
+    return link_text.replace("\x00", "").encode("utf-8", "replace").decode()
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number in a few characters; "" where there is none."""
+    """Format a number in a few characters; "" for None."""
     if value is None:
         return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
 
 
 def state(name: str | None) -> Cell:
-    """A state as a coloured word."""
+    """Cell that shows a state as a coloured word."""
     return Cell(name or "", kind=f"state-{name}" if (name or "").isalpha() else "")
 
 
-def count(number: int, one: str, many: str) -> str:
-    """A number with its noun."""
-    return f"{number:,} {one if number == 1 else many}"
+def count(number: int, singular: str, plural: str) -> str:
+    """Format a number with its noun."""
+    return f"{number:,} {singular if number == 1 else plural}"
 
 
 def versions(low: int | None, high: int | None) -> str:
-    """The policy versions that wrote a row."""
+    """Format the policy versions that sampled a row's tokens."""
     return "" if low is None else str(low) if low == high else f"{low} to {high}"
 
 
-def place(path: str, *parts: object, **query: object) -> str:
-    """A link within this page; what is None or "" is left out, and a list is given value by value."""
-    given = {key: value for key, value in query.items() if value not in (None, "")}
+def link(path: str, *parts: object, **query: object) -> str:
+    """Build a link within this page; None and "" are left out, and a list gives one parameter per value."""
+    parameters = {key: value for key, value in query.items() if value not in (None, "")}
     steps = "/".join(["", path, *(quote(str(part), safe="") for part in parts)])
-    return f"{steps}?{urlencode(given, doseq=True)}" if given else steps
+    return f"{steps}?{urlencode(parameters, doseq=True)}" if parameters else steps

@@ -1,4 +1,4 @@
-"""Where the page listens, and by which address browsers find it there."""
+"""The address and port that the page listens on, and the address that browsers open."""
 
 import errno
 import ipaddress
@@ -15,25 +15,25 @@ BACKLOG = 128
 
 @dataclass(frozen=True)
 class Listening:
-    """What the page is told of it, checked as far as it can be without listening."""
+    """Options for listening, validated as far as possible without opening a socket."""
 
     host: str = HERE
     port: int = 0
-    """0: any that is free."""
+    """0: any free port."""
     address: Origin | None = None
-    """What browsers open, where that is something else."""
+    """Address that browsers open, if it differs."""
 
     def __post_init__(self) -> None:
         if self.address is None and _is_unspecified(self.host):
             raise ConfigError(
-                f"{self.host} stands for all addresses of this machine: say by --address what browsers open, "
-                f"as http://NAME:{self.port or 'PORT'}."
+                f"{self.host} means all addresses of this machine: name the address that browsers open, "
+                f"such as --address http://NAME:{self.port or 'PORT'}."
             )
         if self.address is None:
             self.origin(self.port)
 
     def origin(self, port: int) -> Origin:
-        """Where browsers find the page, if it listens at a port."""
+        """Address at which browsers find the page, given its port."""
         if self.address is not None:
             return self.address
         try:
@@ -43,35 +43,37 @@ class Listening:
 
     @property
     def warning(self) -> str | None:
-        """What a person should know before keys travel."""
+        """Warning to show before keys are sent over the network; None if there is nothing to warn of."""
         origin = self.origin(self.port)
         if origin.is_encrypted or origin.is_of_this_machine:
             return None
         return (
-            "Keys and all that the page shows travel unencrypted: put a proxy that speaks TLS in front of "
-            "the page, and name what browsers open by --address https://..."
+            "Keys and everything that the page shows travel unencrypted: put a TLS proxy in front of the "
+            "page, and name the address that browsers open with --address https://..."
         )
 
     def open(self) -> socket.socket:
-        """A socket that listens.
+        """Open a listening socket.
 
         Raises:
-            ConfigError: the port is taken, or the machine has no such address.
+            ConfigError: if the port is taken, or the machine has no such address.
         """
         try:
-            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, _, _, _, place = found[0]
-            return socket.create_server(place[:2], family=family, backlog=BACKLOG)
+            addresses = socket.getaddrinfo(
+                self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, _, _, _, address = addresses[0]
+            return socket.create_server(address[:2], family=family, backlog=BACKLOG)
         except (socket.gaierror, UnicodeError) as error:
-            raise ConfigError(f"--host {self.host}: no machine has this name ({error}).") from error
+            raise ConfigError(f"--host {self.host}: unknown host ({error}).") from error
         except OSError as error:
-            reason = os.strerror(error.errno or 0)  # create_server adds the address to what it says
+            reason = os.strerror(error.errno or 0)  # create_server adds the address to its message
             if error.errno == errno.EADDRNOTAVAIL:
                 raise ConfigError(
                     f"--host {self.host}: this machine has no such address ({reason})."
                 ) from error
             raise ConfigError(
-                f"Port {self.port} of {self.host} cannot be used ({reason}): give another by --port, or "
+                f"Port {self.port} of {self.host} cannot be used ({reason}): choose another with --port, or "
                 "--port 0."
             ) from error
 

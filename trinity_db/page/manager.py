@@ -1,4 +1,4 @@
-"""What visitors who may manage do with runs. Each of its verbs refuses all other visitors."""
+"""Actions on runs for visitors with the right to manage. Each refuses other visitors."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,19 +7,19 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError, DatabaseUnavailable, TrinityError
 from trinity_db.page.launching import Launcher, Started, name_of
 from trinity_db.page.rights import Right, may
 from trinity_db.page.threads import Threads
-from trinity_db.service import LEASE_SECONDS
+from trinity_db.postgres.connection import Transaction
 from trinity_db.store import runs, stopping, workers
 from trinity_db.store.stopping import Asked
 from trinity_db.store.workers import Worker
+from trinity_db.worker.service import LEASE_SECONDS
 
 Result = TypeVar("Result")
 
-REFUSED = "You may not start, stop or prolong runs here: this takes the right to manage."
+REFUSED = "You may not start, stop or extend runs here: this needs the right to manage."
 
 
 class Manager:
@@ -27,30 +27,30 @@ class Manager:
 
     def __init__(self, threads: Threads, launcher: Launcher) -> None:
         self._threads, self._launcher = threads, launcher
-        self._turn = asyncio.Lock()  # a check loads much: one at a time
+        self._turn = asyncio.Lock()  # one check at a time: it uses much memory
 
     @property
     def folder(self) -> Path:
-        """Where the files of runs are written."""
+        """Folder for the configurations of runs."""
         return self._launcher.folder
 
     def file_of(self, text: str) -> Path:
-        """As `Launcher.file_of`."""
+        """See `Launcher.file_of`."""
         return self._launcher.file_of(text)
 
     def files_of(self, run: str) -> list[Path]:
-        """As `Launcher.files_of`."""
+        """See `Launcher.files_of`."""
         return self._launcher.files_of(run)
 
     def started(self, run: str) -> Started | None:
-        """The last start of a run on this page."""
+        """Return the last start of a run from this page."""
         return self._launcher.started(run)
 
     async def check(self, text: str) -> list[str]:
-        """What is wrong with a configuration, a line for each mistake.
+        """Check a configuration, and return a line for each mistake.
 
         Raises:
-            TrinityError: the visitor may not ask, or as `Launcher.check`.
+            TrinityError: if the visitor may not manage, or `Launcher.check` raises it.
         """
         _refuse_others()
         async with self._turn:
@@ -60,42 +60,42 @@ class Manager:
         """Start the run of a configuration.
 
         Raises:
-            TrinityError: the visitor may not, the run is at work, or as `Launcher.start`.
+            TrinityError: if the visitor may not manage, the run is running, or `Launcher.start` raises it.
         """
         _refuse_others()
-        name = await asyncio.to_thread(name_of, text)  # a second of a long text
+        name = await asyncio.to_thread(name_of, text)  # a long text takes a second
         if await self.is_at_work(name):
-            raise ConfigError(f"Run '{name}' is at work: stop it first.")
+            raise ConfigError(f"Run '{name}' is running: stop it first.")
         newest = await self._threads.run(partial(self._newest, name))
 
         def has_begun() -> bool:
             try:
                 return self._newest(name) != newest
             except DatabaseUnavailable:
-                return True  # it is not known: its file stays
+                return True  # unknown: keep its file
             finally:
-                self._threads.database.close()  # that of a thread which ends
+                self._threads.database.close()  # the thread ends, and its connection with it
 
         return await asyncio.to_thread(self._launcher.start, text, change, has_begun)
 
     async def is_at_work(self, name: str) -> bool:
-        """Whether a run is there and a worker of it is alive."""
+        """Whether a run exists and one of its workers is alive."""
 
         def look(tx: Transaction) -> bool:
             if name not in runs.names(tx):
                 return False
-            found = workers.running(tx, runs.find(tx, name).id, LEASE_SECONDS)
-            return any(worker.is_alive for worker in found)
+            running = workers.running(tx, runs.find(tx, name).id, LEASE_SECONDS)
+            return any(worker.is_alive for worker in running)
 
         return await self._threads.run(partial(self._decide, look))
 
     async def stop(self, name: str) -> Asked:
         """Ask all workers of a run to stop. If none is alive, end the command that this page started for it.
 
-        Such a command prepares the run, or waits to start its roles again.
+        Such a command is preparing the run, or is waiting to restart its roles.
 
         Raises:
-            TrinityError: the visitor may not, there is no such run, or nothing of it is alive.
+            TrinityError: if the visitor may not manage, the run does not exist, or nothing of it is alive.
         """
         _refuse_others()
         started = self._launcher.started(name)
@@ -105,13 +105,13 @@ class Manager:
             run = runs.find(tx, name)
             return stopping.ask(tx, run, LEASE_SECONDS, must_work=not is_there)
 
-        asked = await self._threads.run(partial(self._decide, ask))
-        if started is not None and not asked.workers:
+        request = await self._threads.run(partial(self._decide, ask))
+        if started is not None and not request.workers:
             started.process.terminate()
-        return asked
+        return request
 
     async def still_at_work(self, name: str, asked_at: datetime) -> list[Worker]:
-        """The workers of a run that were asked to stop and have not yet."""
+        """Workers of a run that were asked to stop and are still alive."""
 
         def look(tx: Transaction) -> list[Worker]:
             return stopping.at_work(tx, runs.find(tx, name), asked_at, LEASE_SECONDS)

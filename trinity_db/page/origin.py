@@ -1,4 +1,4 @@
-"""Where browsers find the page. What asks for it by another name, or from another site, is refused."""
+"""The public address of the page. Requests with another host name, or from another site, are refused."""
 
 import ipaddress
 import re
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from trinity_db.errors import ConfigError
 
 PORTS = {"http": 80, "https": 443}
-"""Those that browsers leave out."""
+"""Default ports, which browsers leave out."""
 NAME = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)*[a-z]([a-z0-9-]*[a-z0-9])?")
 LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")
 
@@ -24,10 +24,10 @@ class Origin:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Of the address that a person gives.
+        """Parse an address that a person gives.
 
         Raises:
-            ConfigError: it is none, or has more than these three.
+            ConfigError: if it is not an address, or has more than scheme, host and port.
         """
         try:
             parts = urlsplit(text)
@@ -39,7 +39,7 @@ class Origin:
             return cls(parts.scheme, host_in_link(parts.hostname or ""), port)
         except ValueError:
             raise ConfigError(
-                f"--address {text}: write what browsers open, without a path, as https://page.example.org."
+                f"--address {text}: give what browsers open, without a path: https://page.example.org."
             ) from None
 
     def __str__(self) -> str:
@@ -51,24 +51,24 @@ class Origin:
 
     @property
     def is_of_this_machine(self) -> bool:
-        """Whether no other machine finds the page there."""
+        """Whether only this machine can reach the page at this address."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return self.host == "localhost"
 
     def is_asked(self, host: str) -> bool:
-        """Whether a request names the page, by its header `Host`.
+        """Whether a request's `Host` header names the page.
 
-        A page at 127.0.0.1 may be asked at any port: a tunnel's end has one of its own. No other site can
-        have this name.
+        A page at 127.0.0.1 accepts any port, because a tunnel may use another one. No other site can have
+        this name.
         """
         if LOOPBACK.fullmatch(self._short):
             return LOOPBACK.fullmatch(host) is not None
         return host in (self._short, self._long)
 
     def is_from(self, origin: str, host: str) -> bool:
-        """Whether a page of this origin made a request, by its headers `Origin` and `Host`."""
+        """Whether a page of this origin made a request, judging by its `Origin` and `Host` headers."""
         own = f"{self.scheme}://{host}" if LOOPBACK.fullmatch(self._short) else str(self)
         return self.is_asked(host) and origin == own
 
@@ -82,10 +82,10 @@ class Origin:
 
 
 def host_in_link(host: str) -> str:
-    """A name or address of a machine as browsers write it in a link.
+    """Write a host name or address as browsers write it in a link.
 
     Raises:
-        ValueError: it is none that they all write alike.
+        ValueError: if browsers do not all write it alike.
     """
     try:
         address = ipaddress.ip_address(host)

@@ -1,4 +1,4 @@
-"""What the page asks about people's verdicts; schema/queries/people.sql has the statements."""
+"""Queries of the page about people's verdicts; schema/queries/people.sql has the statements."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,49 +6,49 @@ from typing import Any
 
 from psycopg.rows import DictRow
 
-from trinity_db.database import Database
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import RunKind
 from trinity_db.store import reviews, runs
 
-COUNTED = 5_000  # rows, pairs or verdicts are counted up to here: about 0.2 s
-DRAWN = 2_000  # of a person's verdicts, whose batches are looked for: about 0.1 s
-VERDICTS = 10_000  # the newest; the page says who gave these: about 0.1 s
-SHOWN = 50  # people, questions, or disputes
+COUNTED = 5_000  # limit up to which rows, pairs or verdicts are counted: about 0.2 s
+DRAWN = 2_000  # verdicts of a person whose batches are looked up: about 0.1 s
+VERDICTS = 10_000  # newest verdicts, which are counted by person: about 0.1 s
+SHOWN = 50  # people, questions or disputes shown
 
 
 @dataclass(frozen=True)
 class Queue:
-    """How far people are with the rows (or pairs) of a run."""
+    """Progress of people on the rows (or pairs) of a run."""
 
     is_data: bool
-    """Whether it is that of a data set, which has no pairs to compare."""
+    """Whether it belongs to a data set, which has no pairs to compare."""
     progress: reviews.Progress
     unasked: int
     drawn: DictRow | None
-    """What became of the verdicts of the page's person; None: it has none."""
+    """Use of the visitor's verdicts in batches; None without a visitor who may label."""
     people: list[DictRow]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the people of a run agree, and where they do not."""
+    """Agreement of the people of a run, and their disputes."""
 
     alphas: list[DictRow]
     disputes: list[DictRow]
 
 
 def queues(database: Database) -> list[DictRow]:
-    """The runs and data sets, with how much of each waits for verdicts."""
+    """Return the runs and data sets, with the number of rows and pairs that wait for verdicts."""
     with database.transaction() as tx:
         return tx.execute(query("people_queues"), {"limit": COUNTED}).fetchall()
 
 
 def queue(name: str, author: str | None, pairs: bool) -> Callable[[Database], Queue]:
-    """The question for a queue of a run.
+    """Return the query for a queue of a run.
 
     Raises:
-        NotFound: there is no such run.
+        NotFound: by the query, if the run does not exist.
     """
 
     def read(database: Database) -> Queue:
@@ -66,18 +66,20 @@ def queue(name: str, author: str | None, pairs: bool) -> Callable[[Database], Qu
             assert progress is not None
             assert unasked is not None
             some = values | {"limit": SHOWN, "verdicts": VERDICTS}
-            found = tx.execute(query("people_verdicts"), some).fetchall()
+            verdicts = tx.execute(query("people_verdicts"), some).fetchall()
             drawn = None
             if author is not None:
                 drawn = tx.execute(query("people_drawn"), values | {"limit": DRAWN}).fetchone()
         is_data = run.kind == RunKind.DATA
-        return Queue(is_data, reviews.Progress(**progress), 0 if pairs else unasked["unasked"], drawn, found)
+        return Queue(
+            is_data, reviews.Progress(**progress), 0 if pairs else unasked["unasked"], drawn, verdicts
+        )
 
     return read
 
 
 def agreement(name: str, author: str | None) -> Callable[[Database], Agreement]:
-    """The question for the agreement of a run's people. It reads all verdicts: seconds if many."""
+    """Return the query for the agreement of a run's people. It reads all verdicts, which may take seconds."""
 
     def read(database: Database) -> Agreement:
         values = {"run": name, "author": author, "limit": SHOWN}

@@ -1,4 +1,4 @@
-"""Asks the database for pages."""
+"""Runs the pages' queries on the database."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,23 +9,23 @@ from typing import Generic, TypeVar
 import psycopg
 from psycopg.errors import QueryCanceled
 
-from trinity_db.database import Database, Transaction
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.page.rights import Visitor
 from trinity_db.page.shares import Shares
 from trinity_db.page.threads import THREADS, Threads
+from trinity_db.postgres.connection import Database, Transaction
 
 Result = TypeVar("Result")
 
-STATEMENT_SECONDS = 10.0  # people wait no longer, and other visitors wait for the thread
-SEARCHES = THREADS // 2  # at a time, of all visitors: the other threads are for pages that answer at once
-CANCEL_SECONDS = 2.0  # that a cancellation may take
+STATEMENT_SECONDS = 10.0  # people do not wait longer, and other visitors need the thread
+SEARCHES = THREADS // 2  # concurrent searches of all visitors: the other threads serve fast pages
+CANCEL_SECONDS = 2.0  # limit of a cancellation
 FIRST_PAUSE_SECONDS = 0.1  # before a cancellation is sent again; the pause doubles
 LONGEST_PAUSE_SECONDS = 1.0
 
 
 class Reader(Threads):
-    """Answers questions of pages, some at a time. Others wait for their turn."""
+    """Runs queries of pages on a few threads. Further queries wait their turn."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -34,32 +34,33 @@ class Reader(Threads):
 
     @property
     def url(self) -> str:
-        """Of the store, with the reader's login."""
+        """URL of the store, with the reader's login."""
         return self.database.url
 
     def turn(self, visitor: Visitor | None) -> AbstractAsyncContextManager[None]:
-        """A place in a visitor's share of the threads.
+        """Context that holds a place in a visitor's share of the threads.
 
         Raises:
-            TrinityError: the visitor has too many questions under way.
+            TrinityError: if the visitor has too many queries in progress.
         """
         return self._shares.turn(visitor)
 
     async def ask(self, read: Callable[[Database], Result], visitor: Visitor | None = None) -> Result:
-        """What a question finds. If the task that waits for it is cancelled, its statement is too.
+        """Run a query. If the waiting task is cancelled, so is the statement.
 
         Args:
-            visitor: whose share of the threads it takes; None: it is asked for several, and takes none.
+            visitor: whose share of the threads the query takes; None: it runs for several visitors and takes
+            none.
 
         Raises:
-            DatabaseUnavailable: no database answers.
-            TrinityError: the question failed, took too long, or the visitor has too many under way.
+            DatabaseUnavailable: if no database answers.
+            TrinityError: if the query failed or took too long, or the visitor has too many in progress.
         """
         async with self.turn(visitor):
             return await self._answered(_Question(self.database, read))
 
     async def search(self, read: Callable[[Database], Result], visitor: Visitor | None = None) -> Result:
-        """The same for a question that may take long, such as one with a condition that a person wrote."""
+        """Run a query that may take long, such as one with a condition that a person wrote."""
         async with self.turn(visitor), self._searches:
             return await self._answered(_Question(self.database, read))
 
@@ -72,7 +73,7 @@ class Reader(Threads):
 
 
 class _Question(Generic[Result]):
-    """A question that is asked in one thread, and may be cancelled from another."""
+    """A query that runs in one thread, and can be cancelled from another."""
 
     def __init__(self, database: Database, read: Callable[[Database], Result]) -> None:
         self._database, self._read = database, read
@@ -82,21 +83,21 @@ class _Question(Generic[Result]):
         self._has_ended = Event()
 
     def answer(self) -> Result:
-        """What it finds; in a thread of the reader."""
+        """Run the query, in a thread of the reader."""
         try:
             return self._ask()
         except DatabaseUnavailable as error:
             if isinstance(error.__cause__, QueryCanceled):
                 raise TrinityError(
-                    f"The store did not answer in {STATEMENT_SECONDS:.0f} s: ask for less, as for one run."
+                    f"The store did not answer in {STATEMENT_SECONDS:.0f} s: narrow it down, e.g. to one run."
                 ) from error
-        return self._ask()  # the connection was lost: a new one may be had at once
+        return self._ask()  # the connection was lost: a new one may work at once
 
     def _ask(self) -> Result:
         connection = self._database.connection()
         with self._lock:
             if self._is_cancelled.is_set():
-                raise TrinityError("The question was cancelled.")
+                raise TrinityError("The query was cancelled.")
             self._connection = connection
             self._has_ended.clear()
         try:
@@ -106,13 +107,13 @@ class _Question(Generic[Result]):
                 self._connection = None
                 self._has_ended.set()
                 if self._is_cancelled.is_set():
-                    self._database.close()  # a cancellation that comes late would end another statement
+                    self._database.close()  # a late cancellation would end another statement
 
     def cancel(self) -> None:
-        """End its statement on the server, or see to it that it is not asked.
+        """Cancel the statement on the server, or prevent it from starting.
 
-        A cancellation that arrives between two statements of the question ends neither, so it is sent again
-        until the question has ended.
+        A cancellation that arrives between two statements of the query has no effect, so it is repeated until
+        the query has ended.
         """
         self._is_cancelled.set()
         pause = FIRST_PAUSE_SECONDS
@@ -120,7 +121,7 @@ class _Question(Generic[Result]):
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _cancel_statement(self) -> bool:
-        """Send a cancellation; False if the question is not being asked."""
+        """Send a cancellation; False if the query is not running."""
         with self._lock:
             if self._connection is None:
                 return False

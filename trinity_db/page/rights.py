@@ -1,8 +1,8 @@
-"""What a visitor may do: three rights, each of which includes those before it.
+"""Rights of visitors: three, each of which includes the ones before it.
 
-`Access` knows by the session of a browser which visitor it is, and says so in the scope of each request.
-Pages ask `may(Right.LABEL)` when they are built, to offer only what is allowed, and again when they do it:
-a right may end while a page is open, and an event may come from elsewhere than a button.
+`Access` identifies the visitor by the browser's session, and stores a function in the scope of each request.
+Pages check `may(Right.LABEL)` when they are built, to offer only what is allowed, and again on each action:
+a right may be withdrawn while a page is open, and an event may be sent without a button.
 """
 
 from collections.abc import Callable
@@ -12,33 +12,33 @@ from enum import IntEnum
 from nicegui import ui
 
 SCOPE = "trinity_db.visitor"
-"""The key of a request's scope under which stands a function that says whose it is, as things are now."""
+"""Key in a request's scope of a function that returns the current visitor."""
 
 
 class Right(IntEnum):
-    """What a visitor may do."""
+    """Right of a visitor."""
 
     LOOK = 1
     """Read all that the page shows."""
     LABEL = 2
     """Also give verdicts, under the visitor's name."""
     MANAGE = 3
-    """Also start, stop and prolong runs."""
+    """Also start, stop and extend runs."""
 
     @property
     def word(self) -> str:
-        """As people write it."""
+        """Name of the right in files and on pages."""
         return self.name.lower()
 
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who looks at the page from one browser."""
+    """The person who views the page from one browser."""
 
     name: str | None
-    """None: the page was started for no one by name; such a visitor looks."""
+    """Name of the person; None if the page was started without one: such a visitor only looks."""
     right: Right | None
-    """None: there was one, until it was taken away."""
+    """Right of the visitor; None after it was withdrawn."""
 
     def may(self, right: Right) -> bool:
         """Whether the visitor has a right."""
@@ -49,11 +49,11 @@ GONE = Visitor(None, None)
 
 
 def visitor() -> Visitor:
-    """Who opened the page that is built now, or whose event is handled now."""
+    """Visitor who opened the page that is being built, or whose event is being handled."""
     now: Callable[[], Visitor] = ui.context.client.request.scope[SCOPE]
     return now()
 
 
 def may(right: Right) -> bool:
-    """Whether this visitor has a right now."""
+    """Whether the current visitor has a right."""
     return visitor().may(right)

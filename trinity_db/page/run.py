@@ -1,4 +1,4 @@
-"""One run: its curves, its rows, its processes, why rows were dropped."""
+"""The page of a run: curves, rows, processes, drops."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -6,12 +6,12 @@ from typing import Any
 
 from nicegui import ui
 
-from trinity_db.inspection import status
+from trinity_db.insight import status
 from trinity_db.page import layout, questions
 from trinity_db.page.alerts import Alerts
 from trinity_db.page.answers import Answers
 from trinity_db.page.charts import CHARTS, Curves
-from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, said
+from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, element
 from trinity_db.page.events import Events
 from trinity_db.page.flow import Balance, Flow
 from trinity_db.page.layout import Look
@@ -21,13 +21,13 @@ from trinity_db.page.reader import Reader
 from trinity_db.page.rights import Right, may
 
 TABLED = {"run", "workers", "drops", "experiences", "rewards", "rates", "waiting"}
-"""What stands in a part of its own, or in the head."""
+"""Keys shown in separate sections or in the head."""
 REWARDS = (
-    "Of the newest versions, as at training and as they are now; means of at most the "
-    f"{questions.REWARD_ROWS:,} newest rows of each. trinity-db status takes all."
+    "Of the newest versions, at training and now; means of at most the "
+    f"{questions.REWARD_ROWS:,} newest rows of each. trinity-db status uses all rows."
 )
 LINKS = (("Its experiences", "experiences"), ("Its tasks", "tasks"), ("Its evaluation", "evaluation"))
-NO_CURVES = "No step was trained yet. Curves appear with the first one: is the trainer alive?"
+NO_CURVES = "No training step yet. Curves appear after the first one: is the trainer alive?"
 
 
 def register(reader: Reader, manager: Manager | None) -> None:
@@ -46,33 +46,31 @@ class _Run:
         read = partial(questions.run_in_full, name=name)
         self.look = Look(answers, read, self.show, self.empty, follows=True)
         self._name = name
-        self._content = said("div")
+        self._content = element("div")
         with self._content:
             self._facts = Facts()
-            with said("p", "", "more"):
+            with element("p", "", "more"):
                 links = [
-                    said("a", words, "button", href=layout.place(place, run=name)) for words, place in LINKS
+                    element("a", words, "button", href=layout.link(path, run=name)) for words, path in LINKS
                 ]
-            self._of_policy = links[1:]  # a data set has none
+            self._of_policy = links[1:]  # a data set has no policy
             self._managing = None if manager is None else Managing(manager, name, self.look.soon)
             layout.heading("Alerts")
             self._alerts = Alerts()
             self._flow = Flow(name)
-            self._training = said("div")
+            self._training = element("div")
             with self._training:
                 self._balance = Balance()
-                layout.heading(
-                    "Curves", "By trainer step. A point is the mean over its steps, if there are many."
-                )
-                self._no_curves = said("p", NO_CURVES, "empty")
+                layout.heading("Curves", "By trainer step. With many steps, a point is the mean of several.")
+                self._no_curves = element("p", NO_CURVES, "empty")
                 self._curves = Curves()
             self._tables()
 
     def _tables(self) -> None:
-        with said("div", "", "halves"):
-            with said("section"):
+        with element("div", "", "halves"):
+            with element("section"):
                 self._drops = _drops()
-            self._of_roles = said("section"), said("section")
+            self._of_roles = element("section"), element("section")
             with self._of_roles[0]:
                 self._rewards = _rewards()
             with self._of_roles[1]:
@@ -93,16 +91,16 @@ class _Run:
         self._curves.show(run["curves"])
         self._flow.show(run["experiences"])
         self._balance.show(run)
-        self._rewards.show([_version(one) for one in run["rewards"]])
-        self._drops.show([_drop(self._name, one) for one in run["drops"]])
-        self._workers.show([_worker(one) for one in run["workers"]])
+        self._rewards.show([_version(row) for row in run["rewards"]])
+        self._drops.show([_drop(self._name, row) for row in run["drops"]])
+        self._workers.show([_worker(row) for row in run["workers"]])
         self._alerts.show(run["alerts"])
         self._events.show(run["events"])
 
     def empty(self) -> None:
         self._content.clear()
         with self._content:
-            said("a", "All runs", "button", href="/")
+            element("a", "All runs", "button", href="/")
 
 
 def _drops() -> Rows:
@@ -115,7 +113,7 @@ def _drops() -> Rows:
         Column("groups", "number"),
         Column("pairs", "number"),
     ]
-    return Rows("drops", columns, "Nothing was dropped.")
+    return Rows("drops", columns, "No drops.")
 
 
 def _rewards() -> Rows:
@@ -123,42 +121,42 @@ def _rewards() -> Rows:
     columns = [
         Column("version"),
         Column("step", "number", "trainer step after which it was published"),
-        Column("experiences", "number", "rows whose oldest token it wrote"),
-        Column("reward", "number", "mean, as it was at training"),
-        Column("reward now", "number", "mean, with what was said since"),
-        Column("loss", "number", "of that step"),
+        Column("experiences", "number", "rows whose oldest token it sampled"),
+        Column("reward", "number", "mean at training"),
+        Column("reward now", "number", "mean including later rewards"),
+        Column("loss", "number", "loss of that step"),
     ]
-    return Rows("rewards by policy version", columns, "No policy version was published yet.")
+    return Rows("rewards by policy version", columns, "No policy version has been published yet.")
 
 
 def _workers(name: str) -> Rows:
-    layout.heading("Processes", "Workers that have not stopped.")
+    layout.heading("Processes", "Workers that have not signed off.")
     columns = [Column("role"), Column("host"), Column("pid", "number"), Column("life")]
-    empty = f"No process works on this run. trinity-db run CONFIG starts the roles of '{name}' again."
+    empty = f"No process works on this run. trinity-db run CONFIG restarts the roles of '{name}'."
     return Rows("processes", columns, empty)
 
 
-def _version(one: Mapping[str, Any]) -> list[Cell]:
+def _version(row: Mapping[str, Any]) -> list[Cell]:
     return [
-        Cell(str(one["version"])),
-        Cell(layout.number(one["step"])),
-        Cell(layout.number(one["experiences"])),
-        Cell(layout.number(one["reward"])),
-        Cell(layout.number(one["reward_now"])),
-        Cell("" if one["loss"] is None else f"{one['loss']:.4g}"),
+        Cell(str(row["version"])),
+        Cell(layout.number(row["step"])),
+        Cell(layout.number(row["experiences"])),
+        Cell(layout.number(row["reward"])),
+        Cell(layout.number(row["reward_now"])),
+        Cell("" if row["loss"] is None else f"{row['loss']:.4g}"),
     ]
 
 
-def _drop(run: str, one: Mapping[str, Any]) -> list[Cell]:
+def _drop(run: str, row: Mapping[str, Any]) -> list[Cell]:
     return [
-        Cell(one["reason"], layout.place("experiences", run=run, reason=one["reason"])),
-        Cell(one["stage"]),
-        Cell(one["step"] or ""),
-        *(Cell(f"{one[kind]:,}" if one[kind] else "") for kind in ("experiences", "groups", "preferences")),
+        Cell(row["reason"], layout.link("experiences", run=run, reason=row["reason"])),
+        Cell(row["stage"]),
+        Cell(row["step"] or ""),
+        *(Cell(f"{row[kind]:,}" if row[kind] else "") for kind in ("experiences", "groups", "preferences")),
     ]
 
 
-def _worker(one: Mapping[str, Any]) -> list[Cell]:
-    life = "alive" if one["alive"] else f"silent for {one['silent_seconds']:,.0f} s"
-    kind = "alive" if one["alive"] else "silent"
-    return [Cell(one["role"]), Cell(one["host"]), Cell(str(one["pid"])), Cell(life, kind=kind)]
+def _worker(row: Mapping[str, Any]) -> list[Cell]:
+    life = "alive" if row["alive"] else f"silent for {row['silent_seconds']:,.0f} s"
+    kind = "alive" if row["alive"] else "silent"
+    return [Cell(row["role"]), Cell(row["host"]), Cell(str(row["pid"])), Cell(life, kind=kind)]

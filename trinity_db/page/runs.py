@@ -1,17 +1,17 @@
-"""The first page: every run, how far it is, what it waits for."""
+"""The first page: every run, its progress, and what it waits for."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from nicegui import ui
 
-from trinity_db.diagnosis.finding import Finding
-from trinity_db.inspection.status import COUNTS, counted
+from trinity_db.insight.checks.finding import Finding
+from trinity_db.insight.status import COUNTS, counted
 from trinity_db.page import layout, questions
 from trinity_db.page.alerts import Alerts
 from trinity_db.page.answers import Answers
 from trinity_db.page.comparison import MAX_RUNS
-from trinity_db.page.elements import Cell, Column, Rows, said
+from trinity_db.page.elements import Cell, Column, Rows, element
 from trinity_db.page.layout import Look
 from trinity_db.page.manager import Manager
 from trinity_db.page.reader import Reader
@@ -24,21 +24,21 @@ STATES = (
 COLUMNS = (
     Column("run"),
     Column("state", hint=STATES),
-    Column("alive", hint="roles that gave a sign of life within their lease"),
+    Column("alive", hint="roles whose heartbeat is within the lease"),
     Column("version", "number", "latest policy version"),
-    Column("step", "number", "last committed step, and how many there are to be"),
-    Column("reward", "number", "mean of the rows of the last step"),
-    Column("staleness", "number", "most of the last step, in policy versions"),
-    Column("waiting", "number", "experiences (or pairs) that processors have still to do with"),
+    Column("step", "number", "last committed step, of the planned number"),
+    Column("reward", "number", "mean over the rows of the last step"),
+    Column("staleness", "number", "maximum in the last step, in policy versions"),
+    Column("waiting", "number", "experiences (or pairs) that processors still have to handle"),
     Column("ready", "number", "experiences (or pairs) that may be drawn"),
-    Column("leased", "number", "experiences (or pairs) in a batch that is being trained on"),
+    Column("leased", "number", "experiences (or pairs) in the batch that is being trained on"),
     Column("trained", "number", "experiences (or pairs) that were trained on"),
     Column("gone", "number", "experiences (or pairs) that were dropped or expired"),
-    Column("waits for", "long", "shares of the time of the last steps"),
+    Column("waits for", "long", "shares of time over the last steps"),
 )
 EMPTY = (
     "There are no runs in this store yet.\n"
-    "trinity-db demo makes one in two minutes; trinity-db run my-run.yaml starts one of yours."
+    "trinity-db demo makes one in two minutes; trinity-db run my-run.yaml starts your own."
 )
 CHOOSER = "compare"
 
@@ -51,8 +51,8 @@ def register(reader: Reader, manager: Manager | None) -> None:
     async def runs_page() -> None:
         with layout.frame("Runs", "Runs"):
             if manager is not None and may(Right.MANAGE):
-                with said("p", "", "more begin"):
-                    said("a", "Start a run", "button", href="/start")
+                with element("p", "", "more begin"):
+                    element("a", "Start a run", "button", href="/start")
             page = _Runs(answers)
             await page.look.look()
 
@@ -62,28 +62,28 @@ class _Runs:
         self.look = Look(answers, questions.runs_and_alerts, self.show, lambda: None, follows=True)
         self._table = Rows("runs", COLUMNS, EMPTY)
         _chooser()
-        layout.heading("Alerts", "What trinity-db doctor finds wrong with runs that are active.")
+        layout.heading("Alerts", "Problems that trinity-db doctor finds in active runs.")
         self._alerts = Alerts()
 
-    def show(self, found: tuple[list[dict[str, Any]], list[Finding]]) -> None:
-        rows, alerts = found
+    def show(self, content: tuple[list[dict[str, Any]], list[Finding]]) -> None:
+        rows, alerts = content
         self._table.show([_row(row) for row in rows])
         self._alerts.show(alerts)
 
 
 def _chooser() -> None:
-    """Takes the runs whose boxes are ticked to the page that compares them."""
-    place = {"id_": CHOOSER, "action": "/compare", "method": "get", "aria_label": "Compare runs"}
-    with said("form", "", "filters chooser", **place):
-        said("span", f"Tick up to {MAX_RUNS} runs above to see their curves and settings side by side.")
-        said("button", "Compare", "main", type="submit")
+    """Form that opens the comparison of the ticked runs."""
+    attributes = {"id_": CHOOSER, "action": "/compare", "method": "get", "aria_label": "Compare runs"}
+    with element("form", "", "filters chooser", **attributes):
+        element("span", f"Tick up to {MAX_RUNS} runs above to see their curves and settings side by side.")
+        element("button", "Compare", "main", type="submit")
 
 
 def _row(run: Mapping[str, Any]) -> list[Cell]:
     last, rows = run["last"], counted(run)
     alive = sorted({worker["role"] for worker in run["workers"] if worker["alive"]})
     return [
-        Cell(run["run"], layout.place("run", run["run"]), ticks=CHOOSER if run["kind"] == "train" else None),
+        Cell(run["run"], layout.link("run", run["run"]), ticks=CHOOSER if run["kind"] == "train" else None),
         layout.state(run["state"]) if run["kind"] == "train" else Cell(run["state"], kind="data"),
         Cell(", ".join(alive), kind="alive" if alive else ""),
         Cell(layout.number(run["policy_version"])),

@@ -1,4 +1,4 @@
-"""Answers browsers until Ctrl-C."""
+"""The web server of the page, which runs until Ctrl-C."""
 
 import asyncio
 import logging
@@ -14,8 +14,7 @@ from nicegui import ui
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
-from trinity_db.connections import Connections, CountedProtocol, limit_repeats
-from trinity_db.database import Database
+from trinity_db.io.connections import Connections, CountedProtocol, limit_repeats
 from trinity_db.page import (
     compare,
     doctor,
@@ -41,11 +40,12 @@ from trinity_db.page.manager import Manager
 from trinity_db.page.origin import Origin
 from trinity_db.page.reader import Reader
 from trinity_db.page.writer import Writer
-from trinity_db.processors.meaning import Models
+from trinity_db.postgres.connection import Database
+from trinity_db.processors.jobs.semantic_search import Models
 
-NICE = 10  # the roles of a run on this machine come first
-LEAVE_SECONDS = 2  # for answers that are under way at the end
-MESSAGES = 50  # that are kept for a browser that lost its connection for a moment
+NICE = 10  # the roles of a run on this machine have priority
+LEAVE_SECONDS = 2  # for responses in progress at shutdown
+MESSAGES = 50  # kept for a browser that briefly lost its connection
 PAGES = (compare, experiences, group, experience, tasks, task, evaluation, sql, doctor)
 MANAGED = (runs, run, start)
 
@@ -58,20 +58,20 @@ def serve(
     listening: Listening,
     announce: Callable[[Origin], None],
 ) -> None:
-    """Serve the page on a store until SIGINT or SIGTERM.
+    """Serve the page of a store until SIGINT or SIGTERM.
 
     Args:
-        database: by which the page reads.
-        writer: stores verdicts and stops runs; None: the page only reads.
-        visitors: who may come.
-        models: make the vectors of words that visitors search for.
-        announce: is told where browsers find the page, once they can.
+        database: used for the page's queries.
+        writer: stores verdicts and stops runs; None: the page is read-only.
+        visitors: returns the visitors with access.
+        models: create the vectors of words that visitors search for.
+        announce: called with the page's address once browsers can open it.
 
     Raises:
-        ConfigError: the port is taken, or the machine has no such address.
+        ConfigError: if the port is taken, or the machine has no such address.
         KeyboardInterrupt: at the end.
     """
-    # Before this process makes way for others: what it starts does not.
+    # Before this process lowers its priority, which processes started later would inherit.
     manager = None if writer is None else Manager(writer, Launcher(Path.cwd()))
     os.nice(NICE)
     with closing(listening.open()) as listener, closing(Reader(database)) as reader:
@@ -80,8 +80,8 @@ def serve(
         config = uvicorn.Config(
             Access(_application(reader, writer, manager, models), visitors, origin),
             http=_counted(connections, AutoHTTPProtocol),
-            ws=_counted(connections, WSProtocol),  # as NiceGUI's own server
-            log_level=logging.WARNING,  # a line for each request would hold the key
+            ws=_counted(connections, WSProtocol),  # as in NiceGUI's server
+            log_level=logging.WARNING,  # lines about requests would contain the key
             timeout_graceful_shutdown=LEAVE_SECONDS,
             server_header=False,
         )
@@ -92,7 +92,7 @@ def serve(
 
 
 def _counted(connections: Connections, protocol: Callable[..., asyncio.Protocol]) -> Any:
-    """A protocol of uvicorn whose connections are counted. `Access` finds each in the state of a request."""
+    """Return a uvicorn protocol that counts connections. `Access` finds each one in the request's state."""
 
     def make(*, app_state: dict[str, Any], **options: Any) -> CountedProtocol:
         state = {**app_state}
@@ -103,7 +103,7 @@ def _counted(connections: Connections, protocol: Callable[..., asyncio.Protocol]
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Not that a visitor left before the answer: NiceGUI's middlewares have starlette raise an error."""
+    """Drop records about visitors who left before the response: an error that NiceGUI's middlewares cause."""
     error = record.exc_info[1] if record.exc_info else None
     return not (isinstance(error, RuntimeError) and str(error) == "No response returned.")
 

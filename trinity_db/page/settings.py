@@ -1,25 +1,25 @@
-"""Settings of runs as people read them: by dotted keys, and what a change of them changed."""
+"""Settings of runs as people read them: by dotted keys, with the changes between two configurations."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-CHARACTERS = 200  # of a value; prompts are longer
+CHARACTERS = 200  # shown of a value; prompts are longer
 
 
 def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """A configuration by dotted keys; an empty part is a value."""
-    found: dict[str, Any] = {}
+    """Flatten a configuration to dotted keys; an empty section counts as a value."""
+    values: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{path}{key}.")
+            values |= flat(value, f"{path}{key}.")
         else:
-            found[f"{path}{key}"] = value
-    return found
+            values[f"{path}{key}"] = value
+    return values
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The keys whose values differ between two configurations, with both."""
+    """Return the keys whose values differ between two configurations, with both values."""
     old, new = flat(before), flat(after)
     return {
         key: (old.get(key), new.get(key))
@@ -28,12 +28,12 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tu
     }
 
 
-def value(given: Any) -> str:
-    """A value in one line, cut where it is long."""
-    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+def value(setting: Any) -> str:
+    """Format a value in one line, shortened if it is long."""
+    text = setting if isinstance(setting, str) else json.dumps(setting, ensure_ascii=False)
     return cut(text or '""', CHARACTERS)
 
 
 def cut(text: str, characters: int) -> str:
-    """At most so many characters of a text."""
+    """Shorten a text to a number of characters."""
     return text if len(text) <= characters else f"{text[:characters]}…"

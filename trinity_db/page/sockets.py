@@ -1,7 +1,7 @@
-"""Sees to it that a socket speaks for no other visitor's page, and that malformed messages do nothing.
+"""Keeps sockets from acting on other visitors' pages, and discards malformed messages.
 
-NiceGUI takes what any socket says of any page whose id it knows. The id is hard to guess, but it stands in
-addresses, which proxies write down. So each message is compared with the page that it is about.
+NiceGUI accepts any socket's message about any page whose id it contains. The id is hard to guess, but it is
+part of addresses, which proxies log. So the visitor of each message is compared with the visitor of its page.
 """
 
 import logging
@@ -25,28 +25,28 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
     "ack": {"client_id": str, "next_message_id": int},
     "log": {"client_id": str, "level": str, "message": str},
 }
-"""What NiceGUI reads of each kind of message."""
+"""Fields that NiceGUI reads from each kind of message."""
 MESSAGES = ("connect", *FIELDS)
-LOG_SECONDS = 60.0  # between two lines about malformed messages, of all sockets together
+LOG_SECONDS = 60.0  # between two log lines about malformed messages, for all sockets together
 Handler = Callable[..., Any]
 
 
 def guard() -> None:
-    """Compare from now on. Call it once, before the page is served."""
+    """Install the checks. Call it once, before the page is served."""
     malformed = Malformed()
     for name in MESSAGES:
         core.sio.on(name, _compared(core.sio.handlers["/"][name], name, malformed))
 
 
 class Malformed:
-    """Counts messages that no browser sends, and logs a line about them from time to time."""
+    """Counts malformed messages, and logs a line about them at intervals."""
 
     def __init__(self) -> None:
         self._untold = 0
         self._told_at = -LOG_SECONDS
 
     def ignore(self, name: str, reason: str) -> None:
-        """Note one message of a kind."""
+        """Count one message of a kind."""
         self._untold += 1
         if time.monotonic() - self._told_at >= LOG_SECONDS:
             logger.warning(
@@ -57,39 +57,39 @@ class Malformed:
 
 def _compared(handle: Handler, name: str, malformed: Malformed) -> Handler:
     @wraps(handle)
-    async def compared(socket: str, said: Any = None, *rest: Any) -> Any:
-        if reason := _fault(name, said):
+    async def compared(socket: str, message: Any = None, *arguments: Any) -> Any:
+        if reason := _fault(name, message):
             malformed.ignore(name, reason)
             return False
-        if not _is_of_visitor(socket, said):
-            return False  # as where there is no such page
+        if not _is_of_visitor(socket, message):
+            return False  # as for a page that does not exist
         try:
-            answer = handle(socket, said, *rest[:1])
+            answer = handle(socket, message, *arguments[:1])
             return await answer if isinstance(answer, Awaitable) else answer
         except Refused:
             raise
-        except Exception as error:  # NiceGUI's, of a message: those of our handlers do not come here
+        except Exception as error:  # raised by NiceGUI for a message; our handlers' errors do not get here
             malformed.ignore(name, type(error).__name__)
             return False
 
     return compared
 
 
-def _fault(name: str, said: Any) -> str | None:
-    """Why a message is none that NiceGUI can read; None: it is one."""
-    if not isinstance(said, Mapping):
+def _fault(name: str, message: Any) -> str | None:
+    """Reason why NiceGUI could not read a message; None if it can."""
+    if not isinstance(message, Mapping):
         return "it is not an object"
     for field, kind in FIELDS.get(name, {}).items():
-        if not isinstance(said.get(field), kind):
+        if not isinstance(message.get(field), kind):
             return f"'{field}' is missing or of another type"
     return None
 
 
-def _is_of_visitor(socket: str, said: Mapping[str, Any]) -> bool:
-    """Whether the page that a message is about was opened by the visitor whose socket it is."""
-    linked = parse_qs(str(said.get("QUERY_STRING", ""))).get("client_id", [None])[0]
-    page = Client.instances.get(said.get("client_id", linked))
+def _is_of_visitor(socket: str, message: Mapping[str, Any]) -> bool:
+    """Whether the socket's visitor opened the page that a message is about."""
+    linked = parse_qs(str(message.get("QUERY_STRING", ""))).get("client_id", [None])[0]
+    page = Client.instances.get(message.get("client_id", linked))
     if page is None:
-        return True  # NiceGUI knows what to do
+        return True  # NiceGUI handles it
     whose = core.sio.get_environ(socket)["asgi.scope"][SCOPE]
     return bool(whose() == page.request.scope[SCOPE]())

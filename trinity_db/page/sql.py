@@ -1,7 +1,7 @@
-"""SQL: a field for a statement, what it can be about, and its rows as a table and a file.
+"""The SQL page: a field for a statement, the tables and views, and the rows as a table and a file.
 
-The statement is the link of the page. A link fills in the field, and a person runs it: the link of a stranger
-must not make the server work.
+The statement is part of the link. A link only fills in the field, and a person runs the statement: a link
+from a stranger must not load the server.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from nicegui import app, ui
 from starlette.types import Receive, Scope, Send
 
 from trinity_db.errors import TrinityError
-from trinity_db.inspection.formats import NUMBERS
+from trinity_db.insight.formats import NUMBERS
 from trinity_db.page import layout, questions
-from trinity_db.page.elements import Column, Editor, Relations, Rows, said
+from trinity_db.page.elements import Column, Editor, Relations, Rows, element
 from trinity_db.page.examples import examples
 from trinity_db.page.questions import Catalogue
 from trinity_db.page.reader import STATEMENT_SECONDS, Reader
@@ -26,10 +26,10 @@ from trinity_db.page.statements import Answer, Refused, Running, Statements
 
 LONGEST = 10_000  # characters of a statement
 LONGEST_LINK = 16_000  # characters; servers and proxies refuse longer ones
-NOTICE = 1_000  # characters of an error; it may quote a value of megabytes
+NOTICE = 1_000  # characters of an error, which may quote a value of megabytes
 EXPLAINED = (
-    "One statement at a time, by a login that may only read. It finds tables and views without their schema. "
-    f"It may take {STATEMENT_SECONDS:.0f} s; trinity-db sql takes longer ones."
+    "One statement at a time, with a read-only login. It finds tables and views without their schema. "
+    f"A statement may take {STATEMENT_SECONDS:.0f} s; trinity-db sql allows more."
 )
 
 
@@ -40,11 +40,11 @@ def register(reader: Reader) -> None:
     @ui.page("/sql", response_timeout=layout.RESPONSE_SECONDS)
     async def sql_page(q: str = "") -> None:
         with layout.frame("SQL", "SQL"):
-            said("p", EXPLAINED, "explained")
-            with said("div", "", "sql"):
-                with said("div"):
+            element("p", EXPLAINED, "explained")
+            with element("div", "", "sql"):
+                with element("div"):
                     page = _Sql(statements, layout.text(q)[:LONGEST])
-                with said("aside", "", aria_label="Questions and tables"):
+                with element("aside", "", aria_label="Questions and tables"):
                     look = layout.once(reader, questions.catalogue, _catalogue)
             ui.context.client.on_delete(page.cancel)
             await look.look()
@@ -61,22 +61,22 @@ def register(reader: Reader) -> None:
 
 
 class _Sql:
-    """One visitor's statement: none runs, or one."""
+    """State of one visitor's statement; at most one runs."""
 
     def __init__(self, statements: Statements, text: str) -> None:
         self._statements = statements
         self._running: Running | None = None
         self._editor = Editor(text, LONGEST, self._run, self.cancel)
         layout.later(self._editor.listen)
-        self._notice = said("p", "", "notice", role="alert")
+        self._notice = element("p", "", "notice", role="alert")
         self._notice.set_visibility(False)
-        self._progress = said("p", "", "explained", role="status")
-        self._result = said("div")
+        self._progress = element("p", "", "explained", role="status")
+        self._result = element("div")
         self._seconds = 0
         self._clock = ui.timer(1.0, self._tick, active=False)
 
     async def cancel(self) -> None:
-        """End the statement that runs, if one does."""
+        """Cancel the running statement, if any."""
         if self._running is not None:
             await asyncio.to_thread(self._running.cancel)
 
@@ -105,13 +105,13 @@ class _Sql:
 
     def _begin(self) -> None:
         self._seconds = 0
-        self._progress.text = "It runs."
+        self._progress.text = "Running."
         self._clock.activate()
         self._editor.show(runs=True)
 
     def _tick(self) -> None:
         self._seconds += 1
-        self._progress.text = f"It runs for {self._seconds} s."
+        self._progress.text = f"Running for {self._seconds} s."
 
     def _end(self, said_of: str) -> None:
         self._running = None
@@ -121,9 +121,9 @@ class _Sql:
 
     def _refuse(self, error: TrinityError, text: str) -> None:
         self._tell(str(error))
-        if isinstance(error, Refused) and error.place is not None:
-            first = _units(text[: error.place.character])
-            wrong = text[error.place.character :].split(maxsplit=1)[:1]
+        if isinstance(error, Refused) and error.position is not None:
+            first = _units(text[: error.position.character])
+            wrong = text[error.position.character :].split(maxsplit=1)[:1]
             self._editor.show(runs=False, mark=(first, first + _units("".join(wrong))))
 
     def _tell(self, text: str) -> None:
@@ -131,18 +131,18 @@ class _Sql:
         self._notice.set_visibility(True)
 
     def _link(self, text: str) -> None:
-        link = layout.place("sql", q=text)
+        link = layout.link("sql", q=text)
         ui.navigate.history.replace(link if len(link) <= LONGEST_LINK else "/sql")
 
 
 def _units(text: str) -> int:
-    """How many characters a browser counts in a text."""
+    """Length of a text in UTF-16 units, as a browser counts it."""
     return len(text.encode("utf-16-le")) // 2
 
 
 def _summary(answer: Answer) -> str:
     if not answer.columns:
-        return "The statement is carried out. It has no rows."
+        return "The statement was executed. It returned no rows."
     rows = layout.count(len(answer.rows), "row", "rows")
     took = f"in {answer.seconds:.2f} s"
     return f"{rows} {took}." if answer.is_all else f"The first {rows}, {took}; the download has all."
@@ -151,24 +151,26 @@ def _summary(answer: Answer) -> str:
 def _show(answer: Answer) -> None:
     if not answer.columns:
         return
-    with said("div", "", "more").style("margin-bottom: 0.9rem"):
-        place = layout.place("sql.csv", ticket=answer.ticket)
-        said("a", "All rows as CSV", "button", href=place)
+    with element("div", "", "more").style("margin-bottom: 0.9rem"):
+        link = layout.link("sql.csv", ticket=answer.ticket)
+        element("a", "All rows as CSV", "button", href=link)
     columns = [
-        Column(one.name, "number" if one.type in NUMBERS and not one.is_array else "", hint=one.type)
-        for one in answer.columns
+        Column(
+            column.name, "number" if column.type in NUMBERS and not column.is_array else "", hint=column.type
+        )
+        for column in answer.columns
     ]
-    Rows("rows", columns, "The statement has no rows.").show_texts(answer.rows)
+    Rows("rows", columns, "The statement returned no rows.").show_texts(answer.rows)
 
 
 class _Download(StreamingResponse):
-    """The parts of a download. Its statement is ended if the visitor goes."""
+    """Streams a download. Its statement is cancelled if the visitor leaves."""
 
     media_type = "text/csv; charset=utf-8"
 
-    def __init__(self, first: str, rest: Generator[str], headers: dict[str, str]) -> None:
-        self._first, self._rest = first, rest
-        self._turn = Lock()  # the visitor may go while a thread waits for the next part
+    def __init__(self, first: str, parts: Generator[str], headers: dict[str, str]) -> None:
+        self._first, self._rest = first, parts
+        self._turn = Lock()  # the visitor may leave while a thread waits for the next part
         super().__init__(self._parts(), headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -191,17 +193,22 @@ class _Download(StreamingResponse):
             self._rest.close()
 
 
-def _catalogue(found: Catalogue) -> None:
-    said("h2", "Questions").style("margin-top: 0")
-    said("p", "A question fills in its statement.", "explained")
+def _catalogue(catalogue: Catalogue) -> None:
+    element("h2", "Questions").style("margin-top: 0")
+    element("p", "A question fills in its statement.", "explained")
     part = ""
-    for one in examples(found.newest_run):
-        if one.part != part:
-            part = one.part
-            opened = said("details")
+    for example in examples(catalogue.newest_run):
+        if example.part != part:
+            part = example.part
+            opened = element("details")
             with opened:
-                said("summary", part)
+                element("summary", part)
         with opened:
-            said("a", one.question, "question", href=f"/sql?q={quote(one.statement)}")
-    layout.heading("Tables and views", "What they hold, and each of their columns.")
-    Relations([[one["name"], one["kind"], one["comment"], one["columns"]] for one in found.relations])
+            element("a", example.question, "question", href=f"/sql?q={quote(example.statement)}")
+    layout.heading("Tables and views", "Their contents and columns.")
+    Relations(
+        [
+            [relation["name"], relation["kind"], relation["comment"], relation["columns"]]
+            for relation in catalogue.relations
+        ]
+    )

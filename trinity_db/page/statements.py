@@ -1,6 +1,6 @@
-"""Statements that people write on the page: read-only by login, one at a time, bounded in time and memory.
+"""SQL statements that people run on the page: with a read-only login, and bounded in time and memory.
 
-Each has a connection of its own, which is closed after it: nothing of it is left in a session.
+Each statement has a separate connection, which is closed afterwards, so that no session state remains.
 """
 
 import asyncio
@@ -19,66 +19,67 @@ import psycopg
 from psycopg import errors, pq
 from psycopg.adapt import Transformer
 
-from trinity_db.database import Transaction, connect, first_line, limit_statements
 from trinity_db.errors import DatabaseUnavailable, TrinityError
-from trinity_db.inspection import statements
-from trinity_db.inspection.formats import NUMBERS, Column, csv_lines
-from trinity_db.inspection.words import cell
+from trinity_db.insight import statements
+from trinity_db.insight.columns import Column
+from trinity_db.insight.formats import NUMBERS, csv_lines
+from trinity_db.insight.words import cell
 from trinity_db.page.reader import STATEMENT_SECONDS
 from trinity_db.page.rights import Visitor
 from trinity_db.page.shares import Shares
-from trinity_db.privileges import refuse_writer
+from trinity_db.postgres.connection import Transaction, connect, first_line, limit_statements
+from trinity_db.postgres.logins import refuse_writer
 
 AT_ONCE = 4  # statements, each with a connection; a reader's login has 20
-DOWNLOADS = 2  # at a time, besides
-TRAVEL = 100  # rows that travel together
-GRACE_SECONDS = 2.0  # after the server's own limit; and how long a cancellation may take
-LOOK_SECONDS = 0.2  # between looks at whether a person cancelled
+DOWNLOADS = 2  # concurrent downloads, in addition
+TRAVEL = 100  # rows per transfer
+GRACE_SECONDS = 2.0  # wait beyond the server's limit; also the limit of a cancellation
+LOOK_SECONDS = 0.2  # between checks whether the statement was cancelled
 SHOWN_ROWS = 1_000
-SHOWN_CELLS = 30_000  # of a table; more make a browser slow
-SHOWN_CHARACTERS = 1_000  # of a cell
+SHOWN_CELLS = 30_000  # per table; more make a browser slow
+SHOWN_CHARACTERS = 1_000  # per cell
 SHOWN_TEXT = 300_000  # characters of all cells together, for the same reason
 TICKETS = 100  # statements whose rows can be downloaded
-PART = 64 * 1024  # characters of a download that travel together
-CANCELLED = "It was cancelled."
+PART = 64 * 1024  # characters per part of a download
+CANCELLED = "Cancelled."
 UNREADABLE = (
     "A value cannot be read here: a number of more than 4,300 digits, or JSON that is nested too deep. "
-    "Cast the column to text, as by value::text."
+    "Cast the column to text: value::text."
 )
 HINTS: Mapping[type[psycopg.Error], str] = {
     errors.QueryCanceled: f"the limit is {STATEMENT_SECONDS:.0f} s; trinity-db sql --timeout allows more",
     errors.ReadOnlySqlTransaction: "this page only reads",
-    errors.InsufficientPrivilege: "this page asks by a login that may only read",
+    errors.InsufficientPrivilege: "this page uses a read-only login",
 }
 SHORT = NUMBERS | {"bool", "date", "time", "timetz", "timestamp", "timestamptz", "interval", "uuid"}
-"""Types whose values are shown as they are."""
+"""Types whose values are shown unchanged."""
 ENDS = {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY}
 PARTS = {pq.ExecStatus.TUPLES_CHUNK, pq.ExecStatus.SINGLE_TUPLE}
 
 
 class Refused(TrinityError):
-    """The server does not carry out a statement; with where in its text the reason lies."""
+    """Error: the server rejected a statement; with the position in its text."""
 
-    def __init__(self, message: str, place: statements.Place | None = None) -> None:
+    def __init__(self, message: str, position: statements.Place | None = None) -> None:
         super().__init__(message)
-        self.place = place
+        self.position = position
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a statement found, as far as it is shown."""
+    """Result of a statement, limited to what is shown."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
-    """Each value as people read it."""
+    """Values formatted for people."""
     is_all: bool
     seconds: float
     ticket: str
-    """By which all rows are downloaded."""
+    """Ticket with which all rows can be downloaded."""
 
 
 class Running:
-    """A statement on its way, until it ends or a person cancels it."""
+    """A statement that runs until it ends or a person cancels it."""
 
     def __init__(self, url: str, text: str) -> None:
         self.text = text
@@ -88,7 +89,7 @@ class Running:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """End it on the server, or see to it that it does not begin."""
+        """Cancel the statement on the server, or prevent it from starting."""
         with self._lock:
             self._is_cancelled = True
             if self._connection is not None:
@@ -96,16 +97,17 @@ class Running:
 
     @contextmanager
     def answered(self, is_shown: bool) -> Iterator[tuple[list[Column], Iterator[Sequence[Any]]]]:
-        """The columns of the statement, and its rows as they come. What is not read is cancelled.
+        """Run the statement: yield its columns, and its rows as they arrive; unread rows are cancelled.
 
         Args:
-            is_shown: It finds only as much as is shown.
+            is_shown: limit the rows and values to what is shown.
 
         Raises:
-            Refused: the statement is wrong, may not do what it does, takes too long, has a value that cannot
-                be read, or was cancelled.
-            TrinityError: the login may write.
-            DatabaseUnavailable: no database answers.
+            Refused: if the statement is wrong, is not allowed, takes too long, returns an unreadable value,
+            or is
+                cancelled.
+            TrinityError: if the login may write.
+            DatabaseUnavailable: if no database answers.
         """
         with closing(connect(self._url, autocommit=True)) as connection:
             refuse_writer(connection, "this statement")
@@ -134,11 +136,11 @@ class Running:
             return Refused(CANCELLED)
         if connection.closed or connection.broken:
             return DatabaseUnavailable(f"The database went away: {first_line(error)}")
-        place = statements.place_of(error, self.text)
-        return Refused(statements.explain(error, self.text, HINTS), place)
+        position = statements.place_of(error, self.text)
+        return Refused(statements.explain(error, self.text, HINTS), position)
 
     def _rows(self, connection: Transaction) -> Iterator[Sequence[Any]]:
-        """The rows of the session's unnamed statement. At most TRAVEL of them are held here."""
+        """Rows of the session's unnamed statement. At most TRAVEL of them are in memory."""
         end = time.monotonic() + STATEMENT_SECONDS + GRACE_SECONDS
         connection.pgconn.send_query_prepared(b"", [])
         if psycopg.capabilities.has_stream_chunked():
@@ -155,10 +157,10 @@ class Running:
             elif result.status == pq.ExecStatus.FATAL_ERROR:
                 raise errors.error_from_result(result)
             elif result.status not in ENDS:
-                raise Refused("COPY is not for this page: write a SELECT, and download its rows as CSV.")
+                raise Refused("This page does not support COPY: download the rows of a SELECT as CSV.")
 
     def _next(self, connection: Transaction, end: float) -> pq.abc.PGresult | None:
-        """The next rows, or what else the server says; None after the last."""
+        """Next result of the server; None after the last."""
         server = connection.pgconn
         looked = select.poll()
         looked.register(server.socket, select.POLLIN)
@@ -166,14 +168,14 @@ class Running:
             if looked.poll(1000 * LOOK_SECONDS):
                 server.consume_input()
             if time.monotonic() > end:
-                raise Refused(f"It did not end within {STATEMENT_SECONDS:.0f} s, and was given up.")
+                raise Refused(f"It did not end within {STATEMENT_SECONDS:.0f} s and was cancelled.")
             if self._is_cancelled:
                 _cancel(connection)
         return server.get_result()
 
 
 class Statements:
-    """Carries out statements, some at a time. Others wait for their turn."""
+    """Runs statements, a few at a time. Further ones wait their turn."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -183,14 +185,14 @@ class Statements:
         self._tickets: dict[str, str] = {}
 
     def running(self, text: str) -> Running:
-        """A statement that `carry_out` may begin."""
+        """Create a statement for `carry_out`."""
         return Running(self._url, text)
 
     async def carry_out(self, running: Running, visitor: Visitor | None = None) -> Answer:
-        """What a statement finds, its first rows. It takes the visitor's share of the threads.
+        """Run a statement, and return its first rows. It takes a place in the visitor's share of the threads.
 
         Raises:
-            TrinityError: as Running.answered says, or too many statements of the visitor wait.
+            TrinityError: see `Running.answered`; also if too many statements of the visitor wait.
         """
         async with self._shares.turn(visitor):
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._answer, running)
@@ -209,7 +211,7 @@ class Statements:
         return Answer(columns, shown, is_all, time.monotonic() - begun, self._ticket(running.text))
 
     def _ticket(self, text: str) -> str:
-        """A link to a download must not be made by another site or in a letter: it would run by itself."""
+        """Create a download ticket, so that a link from another site or an e-mail cannot run a statement."""
         ticket = secrets.token_urlsafe(16)
         self._tickets[ticket] = text
         while len(self._tickets) > TICKETS:
@@ -217,15 +219,15 @@ class Statements:
         return ticket
 
     def download(self, ticket: str) -> Generator[str]:
-        """All rows of a statement as CSV, in parts, as they come.
+        """Yield all rows of a statement as CSV, in parts, as they arrive.
 
         Raises:
-            TrinityError: there is no such ticket, too many downloads run, or as Running.answered says.
+            TrinityError: see `Running.answered`; also if the ticket is unknown or too many downloads run.
         """
         if (text := self._tickets.get(ticket)) is None:
-            raise TrinityError("This link is not good any more: run the statement again.")
+            raise TrinityError("This link has expired: run the statement again.")
         if not self._downloads.acquire(blocking=False):
-            raise TrinityError(f"{DOWNLOADS} downloads are under way: wait for one to end.")
+            raise TrinityError(f"{DOWNLOADS} downloads are in progress: wait for one to end.")
         try:
             with self.running(text).answered(is_shown=False) as (columns, rows):
                 part = ""
@@ -251,11 +253,13 @@ def _cancel(connection: Transaction) -> None:
 
 
 def _cut(connection: Transaction, text: str, columns: Sequence[Column]) -> None:
-    """Let the unnamed statement find only what is shown: a text may have 1 GB, and would be held here."""
-    names = [f"c{place}" for place in range(len(columns))]
+    """Limit the unnamed statement to what is shown: a text may have 1 GB, and would be loaded here."""
+    names = [f"c{index}" for index in range(len(columns))]
     values = ", ".join(
-        name if one.type in SHORT and not one.is_array else f"left({name}::text, {SHOWN_CHARACTERS + 1})"
-        for name, one in zip(names, columns, strict=True)
+        name
+        if column.type in SHORT and not column.is_array
+        else f"left({name}::text, {SHOWN_CHARACTERS + 1})"
+        for name, column in zip(names, columns, strict=True)
     )
     whole = f"(\n{text.rstrip().rstrip(';')}\n) AS answer ({', '.join(names)})"
     cut = f"SELECT {values} FROM {whole} LIMIT {SHOWN_ROWS + 1}"
@@ -263,7 +267,7 @@ def _cut(connection: Transaction, text: str, columns: Sequence[Column]) -> None:
         with connection.transaction():
             statements.described(connection, cut)
     except psycopg.Error:
-        cut = text  # EXPLAIN and SHOW are no tables, and what they say is short
+        cut = text  # EXPLAIN and SHOW return no tables, and their output is short
     statements.described(connection, cut)
 
 

@@ -1,4 +1,4 @@
-"""The tasks of a run: which it solves, which never, and when it asked them last. The filter is the link."""
+"""The page of a run's tasks: pass rates, and when each was last attempted. The filter is the link."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,29 +7,29 @@ from nicegui import ui
 from starlette.requests import Request
 
 from trinity_db.errors import ConfigError
-from trinity_db.inspection.words import moment
+from trinity_db.insight.words import moment
 from trinity_db.page import layout, pass_rates
-from trinity_db.page.elements import Cell, Column, Rows, said
+from trinity_db.page.elements import Cell, Column, Rows, element
 from trinity_db.page.forms import choice, field, one_of, real, values, whole
 from trinity_db.page.layout import Look
-from trinity_db.page.pass_rates import Asked, Tasks
+from trinity_db.page.pass_rates import TaskFilter, Tasks
 from trinity_db.page.reader import Reader
 
 COLUMNS = (
-    Column("task", "long", "the beginning of its prompt"),
+    Column("task", "long", "beginning of its prompt"),
     Column("taskset"),
     Column("pass rate", "number", "share of the attempts with a reward that solved it"),
-    Column("solved", "number", "attempts that solved it, and all with a reward"),
-    Column("groups", "number", "rollout groups that were started on it"),
-    Column("mean reward", "number", f"of its {pass_rates.GROUPS} newest groups at most"),
-    Column("difficulty", "number", "quarter of the estimated chance to fail, 1 is the easiest"),
-    Column("last version", "number", "newest policy version that was asked"),
+    Column("solved", "number", "attempts that solved it, of those with a reward"),
+    Column("groups", "number", "rollout groups started for it"),
+    Column("mean reward", "number", f"over at most its {pass_rates.GROUPS} newest groups"),
+    Column("difficulty", "number", "quarter of the estimated probability of failure; 1 is the easiest"),
+    Column("last version", "number", "newest policy version that attempted it"),
     Column("last asked"),
 )
 EXPLAINED = (
-    "Attempts for training; evaluations have a page of their own. An attempt solved its task if its reward "
-    "is at least processors.group.solved_reward. A group counts once it is ready or dropped. The mean reward "
-    f"is of the {pass_rates.GROUPS} newest groups of a task at most."
+    "Attempts for training; evaluations have a separate page. An attempt solved its task if its reward is at "
+    "least processors.group.solved_reward. A group counts once it is ready or dropped. The mean reward "
+    f"covers at most the {pass_rates.GROUPS} newest groups of a task."
 )
 SOLVED = ("never", "sometimes", "always")
 SORTS = {
@@ -38,14 +38,14 @@ SORTS = {
     "attempts": "most attempts first",
 }
 NEWEST = "last asked first"
-EMPTY = "No task of this run meets these filters. Take one away."
-NOT_YET = "None of the first {looked_at:,} tasks that meet the other filters. Others were not looked at."
+EMPTY = "No task of this run meets these filters. Remove one."
+NOT_YET = "No match in the first {looked_at:,} tasks that meet the other filters. The rest was not searched."
 NOTHING = (
-    "This run has attempted no task yet.\n"
-    "Its explorers do: trinity-db run CONFIG starts the roles again. A data set, and a run that learns "
-    "from data, attempt none."
+    "This run has not attempted a task yet.\n"
+    "Its explorers attempt tasks: trinity-db run CONFIG restarts the roles. Data sets, and runs that learn "
+    "from data, attempt no tasks."
 )
-NO_RUN = "Choose a run above, to see the tasks that it attempts."
+NO_RUN = "Choose a run above to see its tasks."
 PROMPT = 160  # characters of a prompt in the table
 
 
@@ -54,24 +54,24 @@ def register(reader: Reader) -> None:
 
     @ui.page("/tasks", response_timeout=layout.RESPONSE_SECONDS)
     async def tasks_page(request: Request) -> None:
-        given = {name: value for name, value in request.query_params.items() if value.strip()}
+        parameters = {name: value for name, value in request.query_params.items() if value.strip()}
         with layout.frame("Tasks"):
             try:
-                wanted = read_asked(given)
+                selected = read_filter(parameters)
             except ConfigError as error:
-                said("p", str(error), "notice", role="alert")
-                some = [[given[name]] if name in given else [] for name in ("run", "taskset")]
-                _form(given, *some)
+                element("p", str(error), "notice", role="alert")
+                some = [[parameters[name]] if name in parameters else [] for name in ("run", "taskset")]
+                _form(parameters, *some)
                 return
-            page = _Tasks(reader, wanted, given)
+            page = _Tasks(reader, selected, parameters)
             await page.look.look()
 
 
-def read_asked(given: Mapping[str, str]) -> Asked:
-    """The tasks that a link names.
+def read_filter(parameters: Mapping[str, str]) -> TaskFilter:
+    """Parse a link into a filter of tasks.
 
     Raises:
-        ConfigError: a value is none of its kind; with what may stand there.
+        ConfigError: if a value is invalid; the message names valid ones.
     """
     readers: dict[str, Callable[[str], Any]] = {
         "solved": one_of("filter of tasks", SOLVED),
@@ -79,66 +79,66 @@ def read_asked(given: Mapping[str, str]) -> Asked:
         "rank": real("rank"),
         "below": whole("task's id", layout.MAX_ID),
     }
-    asked = Asked(**values(Asked, readers, given))
-    if (asked.rank is None) != (asked.below is None):
-        raise ConfigError("A link to a later page names rank and below; leave out both for the first page.")
-    return asked
+    selected = TaskFilter(**values(TaskFilter, readers, parameters))
+    if (selected.rank is None) != (selected.below is None):
+        raise ConfigError("A link to a later page has rank and below; leave out both for the first page.")
+    return selected
 
 
 class _Tasks:
-    def __init__(self, reader: Reader, wanted: Asked, given: Mapping[str, str]) -> None:
-        self._wanted, self._given = wanted, given
-        self.look = Look(reader, pass_rates.tasks(wanted), self.show, lambda: None, follows=False)
-        self._form = said("div")
-        said("p", EXPLAINED, "explained")
-        filters = (wanted.taskset, wanted.solved, wanted.text, wanted.below)
-        empty = NO_RUN if wanted.run is None else EMPTY if any(filters) else NOTHING
+    def __init__(self, reader: Reader, selected: TaskFilter, parameters: Mapping[str, str]) -> None:
+        self._selected, self._parameters = selected, parameters
+        self.look = Look(reader, pass_rates.tasks(selected), self.show, lambda: None, follows=False)
+        self._form = element("div")
+        element("p", EXPLAINED, "explained")
+        filters = (selected.taskset, selected.solved, selected.text, selected.below)
+        empty = NO_RUN if selected.run is None else EMPTY if any(filters) else NOTHING
         self._table = Rows("tasks", COLUMNS, empty)
-        self._more = said("div", "", "more")
+        self._more = element("div", "", "more")
         with self._form:
-            _form(given, [wanted.run] if wanted.run else [], [])
+            _form(parameters, [selected.run] if selected.run else [], [])
 
-    def show(self, found: Tasks) -> None:
+    def show(self, page: Tasks) -> None:
         self._form.clear()
         with self._form:
-            _form(self._given, found.run_names, found.tasksets)
-        self._table.show([_row(self._wanted.run, row) for row in found.rows])
-        if not found.rows and found.next is not None:
-            self._table.say_empty(NOT_YET.format(looked_at=found.looked_at))
+            _form(self._parameters, page.run_names, page.tasksets)
+        self._table.show([_row(self._selected.run, row) for row in page.rows])
+        if not page.rows and page.next is not None:
+            self._table.say_empty(NOT_YET.format(looked_at=page.looked_at))
         self._more.clear()
         with self._more:
-            if found.next is not None:
-                rank, below = found.next
-                rest = {**self._given, "rank": repr(rank), "below": below}
-                word = "More" if found.rows else "Look further"
-                said("a", word, "button", href=layout.place("tasks", **rest), rel="next")
-            if self._wanted.below is not None:
-                rest = {**self._given, "rank": None, "below": None}
-                said("a", "From the start", "button", href=layout.place("tasks", **rest))
-            if self._wanted.text:
-                said(
+            if page.next is not None:
+                rank, below = page.next
+                parameters = {**self._parameters, "rank": repr(rank), "below": below}
+                word = "More" if page.rows else "Search further"
+                element("a", word, "button", href=layout.link("tasks", **parameters), rel="next")
+            if self._selected.below is not None:
+                parameters = {**self._parameters, "rank": None, "below": None}
+                element("a", "From the start", "button", href=layout.link("tasks", **parameters))
+            if self._selected.text:
+                element(
                     "span",
-                    f"The text was looked for in {found.looked_at:,} tasks that meet the other filters.",
+                    f"{page.looked_at:,} tasks that meet the other filters were searched.",
                 )
 
 
-def _form(given: Mapping[str, str], run_names: Sequence[str], tasksets: Sequence[str]) -> None:
-    with said("form", "", "filters", action="/tasks", method="get", aria_label="Filters"):
-        choice("run", "run", run_names, given.get("run", ""), "choose one")
-        choice("taskset", "taskset", tasksets, given.get("taskset", ""))
-        choice("solved", "solved", SOLVED, given.get("solved", ""))
-        choice("sort", "order", SORTS, given.get("sort", ""), NEWEST)
-        field("text", "text of the prompt", "search", given, "wide")
-        said("button", "Show", "main", type="submit")
-        if set(given) - {"run"}:
-            said("a", "Without filters", "button", href=layout.place("tasks", run=given.get("run")))
+def _form(parameters: Mapping[str, str], run_names: Sequence[str], tasksets: Sequence[str]) -> None:
+    with element("form", "", "filters", action="/tasks", method="get", aria_label="Filters"):
+        choice("run", "run", run_names, parameters.get("run", ""), "choose one")
+        choice("taskset", "taskset", tasksets, parameters.get("taskset", ""))
+        choice("solved", "solved", SOLVED, parameters.get("solved", ""))
+        choice("sort", "order", SORTS, parameters.get("sort", ""), NEWEST)
+        field("text", "text of the prompt", "search", parameters, "wide")
+        element("button", "Show", "main", type="submit")
+        if set(parameters) - {"run"}:
+            element("a", "Without filters", "button", href=layout.link("tasks", run=parameters.get("run")))
 
 
 def _row(run: str | None, row: Mapping[str, Any]) -> list[Cell]:
     rate = row["solved"] / row["scored"] if row["scored"] else None
     prompt = layout.beginning(row["prompt"], PROMPT) or f"task {row['id']}"
     return [
-        Cell(prompt, layout.place("task", row["id"], run=run)),
+        Cell(prompt, layout.link("task", row["id"], run=run)),
         Cell(row["taskset"]),
         Cell(percent(rate)),
         Cell(f"{row['solved']:,} of {row['scored']:,}"),
@@ -151,5 +151,5 @@ def _row(run: str | None, row: Mapping[str, Any]) -> list[Cell]:
 
 
 def percent(share: float | None) -> str:
-    """A pass rate; "" where nothing was judged."""
+    """Format a pass rate; "" if nothing was judged."""
     return "" if share is None else f"{share:.1%}"

@@ -1,4 +1,4 @@
-"""Threads that use a database, with a connection each: the event loop never waits for it."""
+"""Threads for database work, with a connection each, so that the event loop never blocks."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,26 +6,26 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import TypeVar
 
-from trinity_db.database import Database
+from trinity_db.postgres.connection import Database
 
 Result = TypeVar("Result")
 
-THREADS = 4  # each with a connection; a reader's login has 20
+THREADS = 4  # each with a connection; the reader login allows 20
 
 
 class Threads:
-    """Does work on a database, some at a time. Other work waits for its turn."""
+    """Runs database work on a few threads. Further work waits its turn."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="page")
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """What a piece of work returns, or raises."""
+        """Run a piece of work in a thread, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
-        """Close the connection of each thread, once it has done what it was given."""
+        """Close the connection of each thread after its remaining work."""
         together = Barrier(THREADS)
 
         def leave() -> None:
@@ -38,4 +38,4 @@ class Threads:
         self._threads.shutdown()
 
     def finish(self) -> None:
-        """What is left to do at the end, in one of the threads."""
+        """Hook for final work, called in one of the threads."""

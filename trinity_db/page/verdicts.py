@@ -1,4 +1,4 @@
-"""Verdicts: what waits for people, a queue to judge, who said what, and where people differ."""
+"""Pages of people's verdicts: what waits, a queue to judge, verdicts by person, and disagreements."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from nicegui import ui
 from psycopg.rows import DictRow
 
-from trinity_db.inspection.words import moment
+from trinity_db.insight.words import moment
 from trinity_db.page import layout, people
-from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, said
+from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, element
 from trinity_db.page.judging import Judging
 from trinity_db.page.layout import Look
 from trinity_db.page.people import Agreement, Queue
@@ -17,12 +17,12 @@ from trinity_db.page.rights import Right, may, visitor
 from trinity_db.page.writer import Writer
 from trinity_db.schema.states import RunKind
 
-ONLY_READS = "This page only reads. Give verdicts here with: trinity-db page --by YOUR_NAME"
-MAY_NOT = "You may look here. To give verdicts you need the right to label, in the file of people."
-TOO_LATE = "The page was started when no one had the right to label: start it again to give verdicts."
+ONLY_READS = "This page is read-only. Give verdicts here with: trinity-db page --by YOUR_NAME"
+MAY_NOT = "You may look here. To give verdicts, you need the right to label in the file of people."
+TOO_LATE = "Nobody had the right to label when the page was started: restart it to give verdicts."
 EMPTY = "There are no runs in this store yet.\ntrinity-db demo makes one in two minutes."
 NO_PAIRS = (
-    "'{run}' is a data set, and has no pairs to compare. Its rows can be compared in a run that has the data "
+    "'{run}' is a data set without pairs to compare. Its rows can be compared in a run that has the data "
     "set under data."
 )
 SIDES = {1: "first is better", -1: "second is better", 0: "tie"}
@@ -30,13 +30,13 @@ QUEUES = ("rows", "pairs")
 
 
 def register(reader: Reader, writer: Writer | None) -> None:
-    """Add the pages; without a writer they only read."""
+    """Add the pages; without a writer they are read-only."""
 
     @ui.page("/verdicts", response_timeout=layout.RESPONSE_SECONDS)
     async def verdicts_page() -> None:
         with layout.frame("Verdicts", "Verdicts"):
             if refusal := _refusal(writer):
-                said("p", refusal, "explained")
+                element("p", refusal, "explained")
             page = _Queues(reader)
             await page.look.look()
 
@@ -44,7 +44,7 @@ def register(reader: Reader, writer: Writer | None) -> None:
     async def queue_page(name: str, queue: str = "rows") -> None:
         with layout.frame(f"Verdicts on {name}", "Verdicts"):
             if queue not in QUEUES:
-                said("p", "A queue is rows or pairs.", "notice", role="alert")
+                element("p", "A queue is rows or pairs.", "notice", role="alert")
                 return
             allowed = writer if may(Right.LABEL) else None
             page = _Queue(reader, allowed, layout.text(name), queue == "pairs")
@@ -52,7 +52,7 @@ def register(reader: Reader, writer: Writer | None) -> None:
 
 
 def _refusal(writer: Writer | None) -> str | None:
-    """Why the visitor may give no verdicts; None: the visitor may."""
+    """Reason why the visitor may not give verdicts; None if the visitor may."""
     you = visitor()
     if not you.may(Right.LABEL):
         return ONLY_READS if you.name is None else MAY_NOT
@@ -62,12 +62,12 @@ def _refusal(writer: Writer | None) -> str | None:
 class _Queues:
     def __init__(self, reader: Reader) -> None:
         self.look = Look(reader, people.queues, self.show, lambda: None, follows=True)
-        layout.heading("Queues", "What waits for people. Choose rows to judge, or pairs to compare.")
+        layout.heading("Queues", "Items that wait for verdicts. Choose rows to judge, or pairs to compare.")
         columns = (
             Column("run"),
-            Column("rows", "number", "experiences that people were asked about and that lack a verdict"),
-            Column("pairs", "number", "pairs that lack a verdict"),
-            Column("not asked yet", "number", "experiences that a run waits for; opening its queue asks"),
+            Column("rows", "number", "experiences in the queue that need more verdicts"),
+            Column("pairs", "number", "pairs that need more verdicts"),
+            Column("not asked yet", "number", "experiences the run waits for; opening the queue adds them"),
         )  # fmt: skip
         self._table = Rows("queues", columns, EMPTY)
 
@@ -75,8 +75,8 @@ class _Queues:
         self._table.show(
             [
                 [
-                    Cell(row["run"], layout.place("verdicts", row["run"])),
-                    Cell(_counted(row["rows"]), layout.place("verdicts", row["run"])),
+                    Cell(row["run"], layout.link("verdicts", row["run"])),
+                    Cell(_counted(row["rows"]), layout.link("verdicts", row["run"])),
                     _pairs(row),
                     Cell(_counted(row["unasked"])),
                 ]
@@ -86,36 +86,36 @@ class _Queues:
 
 
 class _Queue:
-    """The queue of a run, rows or pairs; with a writer for the visitor to judge."""
+    """The queue of a run, rows or pairs; with a writer, for the visitor to judge."""
 
     def __init__(self, reader: Reader, writer: Writer | None, run: str, pairs: bool) -> None:
         self._writer, self._run, self._pairs = writer, run, pairs
         self._author = author = None if writer is None else visitor().name
         read = people.queue(run, author, pairs)
         self.look = Look(reader, read, self.show, self.gone, follows=True)
-        self._content = said("div")
+        self._content = element("div")
         self._judging: Judging | None = None
         with self._content:
-            with said("p", "", "explained"):
+            with element("p", "", "explained"):
                 for queue in QUEUES:
-                    link = said("a", queue, href=layout.place("verdicts", run, queue=queue)).style(
+                    link = element("a", queue, href=layout.link("verdicts", run, queue=queue)).style(
                         "margin-right: 0.9rem"
                     )
                     if (queue == "pairs") == pairs:
                         link.props["aria-current"] = "page"
             if refusal := _refusal(writer):
-                said("p", refusal, "explained")
-            self._refused = said("p", NO_PAIRS.format(run=run), "empty")
+                element("p", refusal, "explained")
+            self._refused = element("p", NO_PAIRS.format(run=run), "empty")
             self._refused.set_visibility(False)
-            self._judged = said("div")
+            self._judged = element("div")
             layout.heading("Progress")
             self._facts = Facts()
-            self._drawn = said("p", "", "explained", role="status").style("margin-top: 0.9rem")
+            self._drawn = element("p", "", "explained", role="status").style("margin-top: 0.9rem")
             self._people = _people()
             read_all = people.agreement(run, author)
             self._agreed = Look(reader, read_all, self.show_agreement, lambda: None, follows=False)
-            self._people_agree = said("div")
-            self._people_agree.set_visibility(False)  # until it is known
+            self._people_agree = element("div")
+            self._people_agree.set_visibility(False)  # until it is loaded
             with self._people_agree:
                 self._agreement, self._disputes = _agreement(), _disputes()
         layout.later(self._agreed.look)
@@ -130,15 +130,15 @@ class _Queue:
         self._people.show([_person(row) for row in queue.people])
 
     def _judge(self) -> None:
-        """Put the queue in front of a person who may judge."""
+        """Show the queue to a person who may judge."""
         if self._writer is not None and self._author is not None:
             with self._judged:
                 self._judging = Judging(self._writer, self._author, self._run, self._pairs, self.look.soon)
 
-    def show_agreement(self, found: Agreement) -> None:
+    def show_agreement(self, agreement: Agreement) -> None:
         self._people_agree.set_visibility(True)
-        self._agreement.show([_agreed(row) for row in found.alphas])
-        self._disputes.show([_dispute(row) for row in found.disputes])
+        self._agreement.show([_agreed(row) for row in agreement.alphas])
+        self._disputes.show([_dispute(row) for row in agreement.disputes])
 
     def gone(self) -> None:
         if self._judging is not None:
@@ -146,38 +146,41 @@ class _Queue:
         self._content.set_visibility(False)
 
 
-def drawn(found: Mapping[str, Any], run: str) -> str:
-    """Which verdicts of the person are in batches, in a sentence."""
-    verdicts = found["verdicts"]
-    if not found["drawn"]:
-        return "None of your verdicts is in a batch yet: the next draw knows them." if verdicts else ""
-    which = f"your newest {verdicts:,} verdicts" if verdicts == people.DRAWN else "your verdicts"
-    what = "is in a batch" if found["drawn"] == 1 else "are in batches"
-    where = "" if found["run"] == run else f" of run {found['run']}"
-    return f"{found['drawn']:,} of {which} {what}, the last in step {found['step']:,}{where}."
+def drawn(used: Mapping[str, Any], run: str) -> str:
+    """Describe in a sentence how many verdicts of the person are in batches."""
+    verdicts = used["verdicts"]
+    if not used["drawn"]:
+        return "None of your verdicts is in a batch yet: the next draw uses them." if verdicts else ""
+    whole = f"your newest {verdicts:,} verdicts" if verdicts == people.DRAWN else "your verdicts"
+    verb = "is in a batch" if used["drawn"] == 1 else "are in batches"
+    where = "" if used["run"] == run else f" of run {used['run']}"
+    return f"{used['drawn']:,} of {whole} {verb}, the last in step {used['step']:,}{where}."
 
 
 def _pairs(row: DictRow) -> Cell:
-    """The queue of pairs; a data set has none."""
+    """Link to the queue of pairs; empty for a data set."""
     if row["kind"] == RunKind.DATA:
         return Cell()
-    return Cell(_counted(row["pairs"]), layout.place("verdicts", row["run"], queue="pairs"))
+    return Cell(_counted(row["pairs"]), layout.link("verdicts", row["run"], queue="pairs"))
 
 
 def _counted(number: int) -> str:
-    """A number that is counted up to a limit."""
+    """Format a number that is counted up to a limit."""
     return f"{number:,} or more" if number == people.COUNTED else f"{number:,}"
 
 
 def _facts(queue: Queue, author: str | None, pairs: bool) -> list[Fact]:
     progress, kind = queue.progress, "pairs" if pairs else "rows"
-    waiting = f"{_counted(progress.open)} {kind}"
-    mine = []
-    if author is not None:
-        mine = [Fact("you", author), Fact("your verdicts", f"{_counted(progress.given)} on {kind}")]
-        waiting = f"{_counted(progress.waiting)} of {waiting}"
-    unasked = f"{_counted(queue.unasked)} {kind}" if queue.unasked else ""
-    return [*mine, Fact("wait for you" if mine else "wait", waiting), Fact("not asked yet", unasked)]
+    open_questions = f"{_counted(progress.open)} {kind}"
+    unasked = Fact("not asked yet", f"{_counted(queue.unasked)} {kind}" if queue.unasked else "")
+    if author is None:
+        return [Fact("wait", open_questions), unasked]
+    return [
+        Fact("you", author),
+        Fact("your verdicts", f"{_counted(progress.given)} on {kind}"),
+        Fact("wait for you", f"{_counted(progress.waiting)} of {open_questions}"),
+        unasked,
+    ]
 
 
 def _people() -> Rows:
@@ -190,15 +193,15 @@ def _people() -> Rows:
         Column("discarded", "number", "rows or pairs that cannot be judged"),
         Column("skipped", "number", "left to other people"),
         Column("mean", "number", "mean verdict on rows"),
-        Column("seconds", "number", "median time of a verdict, in seconds"),
+        Column("seconds", "number", "median time per verdict, in seconds"),
         Column("blind", "number", "verdicts that were given before the person saw rewards"),
         Column("last"),
     ]
-    return Rows("verdicts by person", columns, "No verdict was given yet.")
+    return Rows("verdicts by person", columns, "No verdicts yet.")
 
 
 def _agreement() -> Rows:
-    explained = "Krippendorff's alpha when this page was opened: 1: all agree, 0: as by chance."
+    explained = "Krippendorff's alpha when this page was opened: 1: all agree, 0: no better than chance."
     layout.heading("Agreement", explained)
     columns = [
         Column("judged"),
@@ -206,17 +209,17 @@ def _agreement() -> Rows:
         Column("reviews", "number", "rows or pairs with two verdicts or more"),
         Column("verdicts", "number"),
         Column("people", "number"),
-        Column("alpha", "number", "verdicts are equal or not; unknown where all are equal"),
-        Column("alpha of grades", "number", "the squared distance of two verdicts counts"),
+        Column("alpha", "number", "two verdicts are equal or not; unknown if all are equal"),
+        Column("alpha of grades", "number", "by the squared distance of two verdicts"),
     ]
-    empty = "No row or pair has two verdicts yet. people.verdicts says how many each is to have."
+    empty = "No row or pair has two verdicts yet. people.verdicts sets the number per row or pair."
     return Rows("agreement", columns, empty)
 
 
 def _disputes() -> Rows:
-    layout.heading("Judged differently", f"The {people.SHOWN} widest apart at most.")
+    layout.heading("Judged differently", f"At most the {people.SHOWN} with the largest differences.")
     columns = [Column("experience"), Column("other"), Column("judged"), Column("verdicts", "long")]
-    return Rows("judged differently", columns, "People agree on all that two of them judged.")
+    return Rows("judged differently", columns, "People agree on everything that two or more of them judged.")
 
 
 def _person(row: Mapping[str, Any]) -> list[Cell]:
@@ -243,11 +246,11 @@ def _agreed(row: Mapping[str, Any]) -> list[Cell]:
 
 
 def _dispute(row: Mapping[str, Any]) -> list[Cell]:
-    """A row or pair, each linked, and what each person said of it."""
+    """Row with links to the experiences, and each person's verdict."""
     said_of = (
         f"{author}: {value if row['other_id'] is None else SIDES[value]}"
         for author, value in sorted(row["said"].items())
     )
     ids = [row["experience_id"], row["other_id"]]
-    linked = [Cell() if id is None else Cell(str(id), layout.place("experience", id)) for id in ids]
+    linked = [Cell() if id is None else Cell(str(id), layout.link("experience", id)) for id in ids]
     return [*linked, Cell(row["name"]), Cell(layout.cut("\n".join(said_of)))]

@@ -1,5 +1,5 @@
-"""The roles of a run on the machines of a Ray cluster.
+"""Runs the roles of a run on the nodes of a Ray cluster.
 
-Ray moves processes, Postgres moves rows: an actor runs one role as a process of its machine, and holds
-nothing else. Ray does not fence a machine that it has lost; leases do.
+Ray moves processes, Postgres moves rows: an actor runs one role as a process on its node, and holds no other
+state. Ray does not fence a lost node; leases do.
 """

@@ -1,4 +1,4 @@
-"""A role that Ray gives a machine, as its supervisor looks after it."""
+"""A role that Ray schedules on a node, as seen by its supervisor."""
 
 import logging
 import time
@@ -6,46 +6,47 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from trinity_db.errors import TrinityError
-from trinity_db.process import Process
 from trinity_db.ray import cluster
 from trinity_db.ray.departures import Departures
 from trinity_db.ray.place import THREADS, Place, Whereabouts
+from trinity_db.worker.process import Process
 
 logger = logging.getLogger(__name__)
 
-# Without it Ray kills the role as well when it ends the actor, as after the death of the driver. The role is
-# to find that its supervisor is gone, and to give its leases back.
+# By default Ray also kills the role when the actor ends, such as after the driver dies. The role should
+# notice that its supervisor is gone, and release its leases.
 NO_KILL = {"RAY_kill_child_processes_on_worker_exit": "0"}
-KILL_SECONDS = 1.0  # for a machine to hear that a role is to end at once
-# For a role whose actor is gone to sign off: it gives back what it has, and a trainer writes a checkpoint.
+KILL_SECONDS = 1.0  # for a node to receive a kill
+# For a role whose actor is gone to sign off: it releases its claims, and a trainer writes a checkpoint.
 GOODBYE_SECONDS = 60.0
-LOST = -1  # the exit code of a role whose actor Ray has lost; its own is not known
+LOST = -1  # exit code of a role whose actor Ray has lost; the real one is unknown
 
 
 class Register(Protocol):
-    """What the store knows of roles that run elsewhere."""
+    """Access to the store's records of roles on other nodes."""
 
     def is_at_work(self, host: str, pid: int) -> bool:
-        """Whether a process has a worker that has not signed off and is heard."""
+        """Whether a process has a live worker that has not signed off."""
 
     def fence(self, host: str, pid: int) -> None:
-        """Refuse what a process writes from now on, and free its place."""
+        """Fence off a process: reject its further writes, and release its claims."""
 
 
 class Actor:
     """One role of a run in a Ray cluster.
 
-    It keeps its place on a machine from life to life, so that no other role takes the room meanwhile. If the
-    machine is lost, it asks for another. Ray itself starts nothing again.
+    It keeps its resources on a node across restarts, so that no other role takes them. If the node is lost,
+    it requests another one. Ray itself restarts nothing.
 
     Args:
-        needs: what Ray is to keep for it on one machine, by Ray's names.
-        place_seconds: how long it may wait for a machine before that is said.
-        register: what the store knows of its processes. If Ray loses one, it is fenced: it may live on where
-            Ray does not see it.
-        departures: the machines that are to go. The role ends on such a machine, and begins elsewhere.
-        first: the roles that the run needs more than this one. It asks for a machine while all of them have
-            one, and gives way to them. None are first for a role that the run cannot begin without.
+        needs: resources to reserve for it on one node, by Ray's names.
+        place_seconds: how long it may wait for a node before this is reported.
+        register: the store's records of its processes. A process that Ray loses is fenced off: it may still
+            be running where Ray cannot see it.
+        departures: nodes that are about to leave. The role is stopped on such a node, and restarted
+            elsewhere.
+        first: roles with higher priority. This role requests a node only while all of them have one, and is
+            stopped for them if needed. Empty for a role that the run cannot start without.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class Actor:
         self._departures = departures
         self._first = first
         self._others: list[Actor] = []
-        for one in first:
-            one._others.append(self)
+        for actor in first:
+            actor._others.append(self)
         self._handle: Any = None
         self._work: Any = None
         self._where: Any = None
@@ -78,20 +79,20 @@ class Actor:
 
     @property
     def log(self) -> str:
-        """Where it writes what it says."""
+        """Path of its log."""
         return f"{self._place.host}:{self._process.log}" if self._place else str(self._process.log)
 
     @property
     def words(self) -> str:
-        """The last line that it said, or how Ray lost it."""
-        return self._ended[1] if self._ended else "it has not ended"
+        """Last line of its output, or how Ray lost it."""
+        return self._ended[1] if self._ended else "it is still running"
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it lives or waits for a machine.
+        """Exit code; None while it is running or waiting for a node.
 
         Raises:
-            TrinityError: the run cannot begin, because no machine has room for it.
+            TrinityError: if the run cannot start, because no node has room for it.
         """
         if self._ended is None:
             if self._place is None and not self._is_ending:
@@ -105,17 +106,17 @@ class Actor:
     @property
     def is_alive(self) -> bool:
         """Whether it was started and has not ended."""
-        if self._work is None:  # it was not asked for; code would do that now
+        if self._work is None:  # not requested; reading `code` would do so now
             return False
-        return self.code is None and self._work is not None  # code may withdraw it
+        return self.code is None and self._work is not None  # reading `code` may withdraw the request
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no machine has room for it."""
+        """Whether it is waiting for a node with room for it."""
         return self._place is None and self._ended is None
 
     def start(self) -> None:
-        """Begin a life of the role: where it was, or else on a machine that Ray gives it."""
+        """Start or restart the role: on its node, or else on a node selected by Ray."""
         if self._is_to_move():
             self._remove()
         self._place = self._ended = self._work = self._lost_at = None
@@ -125,7 +126,7 @@ class Actor:
             self._ask()
 
     def end(self) -> None:
-        """Ask the role to end. One that waits for a machine ends at once."""
+        """Ask the role to stop. A role that is waiting for a node ends at once."""
         self._is_ending = True
         if self._handle is not None and _is_there(self._where):
             self._handle.end.remote()
@@ -133,11 +134,11 @@ class Actor:
             self._remove()
 
     def kill(self) -> None:
-        """End the role at once. If its machine does not hear it, the next call gives it up."""
+        """Kill the role. If its node does not respond, the next call gives the actor up."""
         import ray
 
         if self._handle is not None:
-            ray.wait([self._handle.kill.remote()], timeout=KILL_SECONDS)  # this process may end at once
+            ray.wait([self._handle.kill.remote()], timeout=KILL_SECONDS)  # our process may exit right after
         if self._is_killed:
             self._remove()
         self._is_ending = self._is_killed = True
@@ -146,11 +147,11 @@ class Actor:
         import ray
 
         if self._handle is None:
-            rest = {name: amount for name, amount in self._needs.items() if name not in ("CPU", "GPU")}
+            custom = {name: amount for name, amount in self._needs.items() if name not in ("CPU", "GPU")}
             options = {
                 "num_cpus": self._needs.get("CPU", 0),
                 "num_gpus": self._needs.get("GPU", 0),
-                "resources": rest,
+                "resources": custom,
                 "max_concurrency": THREADS,
                 "scheduling_strategy": "SPREAD",
                 "runtime_env": {"env_vars": NO_KILL},
@@ -167,13 +168,13 @@ class Actor:
         try:
             self._place = where = ray.get(self._where)
         except ray.exceptions.RayError:
-            return  # the actor is gone, and _work says so too
+            return  # the actor is gone, and _work reports it too
         self._process.once = ()
         self._has_worked = True
         logger.info("%s runs on %s, pid %d", self.name, where.host, where.pid)
 
     def _wait(self) -> None:
-        """Ask for a machine, or leave those there are to roles that come first; say that it takes long."""
+        """Request a node, or leave nodes to roles with higher priority; warn if it takes long."""
         if self._must_give_way():
             if self._work is not None:
                 self._remove()
@@ -184,20 +185,22 @@ class Actor:
         if time.monotonic() - self._waits_since < self._place_seconds:
             return
         self._waits_since = time.monotonic()
-        wanted = " and ".join(f"{amount:g} {name}" for name, amount in self._needs.items()) or "a machine"
-        message = f"{self.name} needs {wanted}; {cluster.shortage(self._needs)}"
+        request = " and ".join(f"{amount:g} {name}" for name, amount in self._needs.items()) or "a machine"
+        message = f"{self.name} needs {request}; {cluster.shortage(self._needs)}"
         if not self._first and not self._has_worked:
-            raise TrinityError(f"{message}: add a machine, or let it ask for less (ray in the configuration)")
-        last = next((one for one in reversed(self._others) if one.is_alive and not one.is_waiting), None)
-        logger.warning("%s; %s", message, f"{last.name} gives way" if last else "it waits")
+            raise TrinityError(f"{message}: add a machine, or lower its request (ray in the configuration)")
+        last = next(
+            (actor for actor in reversed(self._others) if actor.is_alive and not actor.is_waiting), None
+        )
+        logger.warning("%s; %s", message, f"stopping {last.name} for it" if last else "it waits")
         if last is not None:
             last._give_way()
 
     def _must_give_way(self) -> bool:
-        return any(one.is_waiting for one in self._first)
+        return any(actor.is_waiting for actor in self._first)
 
     def _give_way(self) -> None:
-        """End this life, and leave the machine then."""
+        """Stop the role, and then release its node."""
         self._gives_way = True
         self._handle.end.remote()
 
@@ -205,18 +208,18 @@ class Actor:
         return self._place is not None and self._departures.has(self._place)
 
     def _result(self) -> tuple[int, str] | None:
-        """How its life has ended. None: it had not begun, and is asked for again; or it is about to leave."""
+        """Return exit code and last words. None: not started, and requested again; or about to sign off."""
         import ray
 
         try:
             code, words = ray.get(self._work)
         except ray.exceptions.RayTaskError as error:
-            self._remove()  # another machine may do
+            self._remove()  # another node may work
             return 1, f"it cannot be started: {cluster.first_line(error.cause)}"
         except ray.exceptions.RayError as error:
             self._remove()
             if self._place is None and not self._is_ending and not getattr(error, "actor_init_failed", True):
-                # Its machine went. Ray may choose that one again, as long as it does not know.
+                # Its node was lost. Ray may select the same one again until it notices.
                 self._work = None
                 return None
             if self._place is not None and not self._is_killed and not self._has_left(self._place):
@@ -229,10 +232,11 @@ class Actor:
         return int(code), str(words)
 
     def _has_left(self, where: Whereabouts) -> bool:
-        """Whether a role whose actor is gone has signed off, or was fenced.
+        """Whether a role whose actor is gone has signed off, or was fenced off.
 
-        It finds that its supervisor is gone, and stops as after SIGTERM. So nothing is lost if a machine ends
-        in order, or only the actor dies. On a machine that Ray has given up it may work on, and is fenced.
+        It notices that its supervisor is gone, and stops as after SIGTERM. So nothing is lost if a node shuts
+        down cleanly, or only the actor dies. On a node that Ray has given up it may keep running, and is
+        fenced off.
         """
         self._lost_at = self._lost_at or time.monotonic()
         may_come = time.monotonic() - self._lost_at < GOODBYE_SECONDS and not cluster.is_cut_off(where.node)
@@ -242,7 +246,7 @@ class Actor:
         return True
 
     def _remove(self) -> None:
-        """Free what Ray keeps for it."""
+        """Release the resources that Ray reserves for it."""
         import ray
 
         if self._handle is not None:
@@ -251,7 +255,7 @@ class Actor:
 
 
 def _is_there(answer: Any) -> bool:
-    """Whether the answer of an actor is there, or it will never come."""
+    """Whether an actor's result is available, or will never be."""
     import ray
 
     return bool(ray.wait([answer], timeout=0)[0])

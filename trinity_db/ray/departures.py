@@ -1,4 +1,5 @@
-"""Machines that are to leave the cluster: spot machines hear of it some time before, and Ray drains them."""
+"""Nodes that are about to leave the cluster, such as spot instances that were given notice and are
+drained."""
 
 import logging
 import time
@@ -8,12 +9,12 @@ from trinity_db.ray.place import Whereabouts
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # between two questions to the head: one takes a millisecond
-SILENT_SECONDS = 10.0  # the same when it did not answer, which holds up the command for a second
+LOOK_SECONDS = 1.0  # between queries to the head, each of which takes a millisecond
+SILENT_SECONDS = 10.0  # the same after a query timed out, which blocks the command for a second
 
 
 class Departures:
-    """What Ray knows of them. One for all roles of a run, so that the head is asked once."""
+    """Tracks draining nodes, shared by all roles of a run, so that the head is queried once."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
@@ -21,16 +22,16 @@ class Departures:
         self._next_look = 0.0
 
     def has(self, where: Whereabouts) -> bool:
-        """Whether the machine that a role is on is to go. The first time it says so."""
+        """Whether a role's node is about to leave; logs it the first time."""
         if time.monotonic() >= self._next_look:
-            found = cluster.draining()
-            self._known = self._known if found is None else found
-            self._next_look = time.monotonic() + (SILENT_SECONDS if found is None else LOOK_SECONDS)
+            draining = cluster.draining()
+            self._known = self._known if draining is None else draining
+            self._next_look = time.monotonic() + (SILENT_SECONDS if draining is None else LOOK_SECONDS)
         if where.node in self._known and where.node not in self._told:
             self._told.add(where.node)
             at = self._known[where.node]
-            left = f"in {max(0.0, at / 1000 - time.time()):.0f} s" if at else "soon"
+            when = f"in {max(0.0, at / 1000 - time.time()):.0f} s" if at else "soon"
             logger.warning(
-                "%s is to leave the cluster %s: its roles end, and begin elsewhere", where.host, left
+                "%s is about to leave the cluster %s: its roles are restarted elsewhere", where.host, when
             )
         return where.node in self._known

@@ -1,4 +1,4 @@
-"""What an actor does on its machine. Only its methods import ray: a cluster brings it along."""
+"""The actor that runs on a node. Only its methods import ray, which is available on any node."""
 
 import os
 import socket
@@ -6,25 +6,25 @@ import threading
 import time
 from typing import NamedTuple
 
-from trinity_db.process import Process
+from trinity_db.worker.process import Process
 
-LOOK_SECONDS = 0.2  # between two looks at the process
-THREADS = 3  # one waits for the process, one tells where it is, one passes signals on
+LOOK_SECONDS = 0.2  # between checks of the process
+THREADS = 3  # for waiting for the process, for its location, and for signals
 
 
 class Whereabouts(NamedTuple):
-    """Where a role runs."""
+    """Location of a role."""
 
     host: str
     pid: int
     node: str
-    """The machine's id in the cluster."""
+    """Node id in the cluster."""
 
 
 class Place:
-    """An actor: it starts a role as a child process, and tells how it ends.
+    """An actor that starts a role as a child process, and returns how it ends.
 
-    When the actor ends, its child finds that its supervisor is gone, and stops as after SIGTERM.
+    When the actor ends, its child notices that its supervisor is gone, and stops as after SIGTERM.
     """
 
     def __init__(self, process: Process) -> None:
@@ -32,23 +32,23 @@ class Place:
         self._is_started = threading.Event()
 
     def work(self) -> tuple[int, str]:
-        """Run the role to its end; returns its exit code and its last words.
+        """Run the role to its end, and return its exit code and last words.
 
         Raises:
-            OSError: it cannot be started on this machine.
+            OSError: if it cannot be started on this node.
         """
         node = os.getppid()
         self._process.start()
         self._is_started.set()
         while (code := self._process.code) is None:
-            if os.getppid() != node:  # Ray's own process of this machine died; Ray ends its actors late then
+            if os.getppid() != node:  # the node's raylet died; Ray stops its actors only later
                 os._exit(1)
             time.sleep(LOOK_SECONDS)
-        self._is_started.clear()  # for its next life
+        self._is_started.clear()  # for the next start
         return code, self._process.words
 
     def where(self) -> Whereabouts:
-        """Where the role runs, once it is started."""
+        """Return where the role runs, once it is started."""
         import ray
 
         self._is_started.wait()
@@ -56,11 +56,11 @@ class Place:
         return Whereabouts(socket.gethostname(), self._process.pid, node)
 
     def end(self) -> None:
-        """Ask the role to end."""
+        """Ask the role to stop."""
         if self._process.is_alive:
             self._process.end()
 
     def kill(self) -> None:
-        """End the role at once."""
+        """Kill the role."""
         if self._process.is_alive:
             self._process.kill()

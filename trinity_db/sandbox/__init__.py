@@ -1,5 +1,5 @@
-"""Confines a process before it runs code that a model wrote: Landlock, seccomp and limits, without root.
+"""Confines a process before it runs code written by a model: Landlock, seccomp and limits, without root.
 
-`confine` cannot be undone, and holds for all that the process does later. What it cannot do is an error, so
-that nothing runs less confined than was asked for.
+`confine` cannot be undone, and applies to everything that the process does later. A missing feature is an
+error, so that nothing runs with less confinement than requested.
 """

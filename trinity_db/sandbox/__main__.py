@@ -1,4 +1,4 @@
-"""Confines itself and says how: `python -m trinity_db.sandbox` is what `trinity-db doctor` asks."""
+"""Confines this process and prints how: `trinity-db doctor` runs `python -m trinity_db.sandbox`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Confines this process, in one call."""
+"""Confines the current process, in one call."""
 
 import ctypes
 import os
@@ -17,7 +17,7 @@ MAX_OPEN_FILES = 64
 _PR_SET_NO_NEW_PRIVS, _PR_SET_PDEATHSIG, _PR_SET_SECCOMP = 38, 1, 22
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446  # the same on all machines
 _EXECUTE, _READ_FILE, _READ_DIR, _WRITE_FILE = 1 << 0, 1 << 2, 1 << 3, 1 << 1
-# Rights over files that each version of Landlock knows, the first 13 in version 1.
+# File access rights by Landlock version; version 1 has the first 13.
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS = 1, 38
@@ -26,19 +26,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class CannotConfine(Exception):
-    """This system lacks what the confinement needs; the message says what."""
+    """The system lacks a required feature; the message names it."""
 
 
 def confine(memory_bytes: int, cpu_seconds: int, with_landlock: bool = True) -> str:
-    """Confine this process, which then computes and reads Python's own files; returns how, in words.
+    """Confine this process to computing and reading Python's own files; returns a description.
 
-    It can make no process, write no file, open no socket, and signal no process. Memory counts addresses.
+    It cannot create processes, write files, open sockets, or signal processes. The memory limit applies to
+    the address space.
 
     Args:
-        with_landlock: False where something else hides the files, as a mount namespace does.
+        with_landlock: False if something else hides the files, such as a mount namespace.
 
     Raises:
-        CannotConfine: the system lacks a part of it. The process may be confined in part then.
+        CannotConfine: if the system lacks a required feature. The process may then be partially confined.
     """
     _check(_libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl")
     for limit, value in (
@@ -57,7 +58,7 @@ def confine(memory_bytes: int, cpu_seconds: int, with_landlock: bool = True) -> 
 
 
 def readable() -> list[str]:
-    """What Python and its packages need of the file system, and devices that hold nothing."""
+    """Return the paths that Python and its packages need, and harmless devices."""
     roots = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     roots |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
     libraries = {"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache"}
@@ -66,12 +67,12 @@ def readable() -> list[str]:
 
 
 def _restrict_files() -> int:
-    """Leave only the files that are `readable`; returns the version of Landlock."""
+    """Restrict file access to `readable` paths; returns the version of Landlock."""
     version: int = _libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         raise CannotConfine(f"Landlock is missing: {os.strerror(ctypes.get_errno())}")
     rights = _RIGHTS[max(known for known in _RIGHTS if known <= version)]
-    # Rights over files, over TCP (version 4), and no abstract sockets and signals outside (version 6).
+    # Rights for files and TCP (version 4), and a block on outside abstract sockets and signals (version 6).
     attributes = struct.pack("=QQQ", rights, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = _check(_libc.syscall(_LANDLOCK_CREATE, attributes, size, 0), "landlock_create_ruleset")
@@ -89,10 +90,10 @@ def _restrict_files() -> int:
 
 
 def _restrict_calls() -> None:
-    """Answer EPERM to every system call that is not allowed."""
+    """Return EPERM for every system call that is not allowed."""
     machine = platform.machine()
     if machine not in syscalls.ALLOWED:
-        raise CannotConfine(f"the system calls of {machine} are not known here")
+        raise CannotConfine(f"the system calls of {machine} are not supported")
     program = b"".join(_filter(machine))
     # sock_fprog: the number of instructions, padding, and their address.
     instructions = ctypes.create_string_buffer(program)
@@ -101,11 +102,11 @@ def _restrict_calls() -> None:
 
 
 def _filter(machine: str) -> list[bytes]:
-    """The program of the filter, in Berkeley packet filter instructions over seccomp_data."""
+    """Return the filter program, as Berkeley packet filter instructions on seccomp_data."""
     program = [
-        _load(4),  # the kind of machine: a call of another kind has other numbers
+        _load(4),  # architecture: calls of another one have other numbers
         *_unless_equal(syscalls.AUDIT_ARCH[machine], [_return(_KILL)]),
-        _load(0),  # the number of the call
+        _load(0),  # number of the call
     ]
     for number in syscalls.ALLOWED[machine].values():
         program += _if_equal(number, [_return(_ALLOW)])
@@ -124,7 +125,7 @@ def _instruction(code: int, if_true: int, if_false: int, value: int) -> bytes:
 
 
 def _load(offset: int) -> bytes:
-    """The word at this place: 0 number, 4 machine, 16 first argument, 24 second (their low halves)."""
+    """Load a word by offset: 0 number, 4 architecture, 16 first argument, 24 second (their low halves)."""
     return _instruction(0x20, 0, 0, offset)
 
 

@@ -1,7 +1,7 @@
-"""Numbers of the system calls that confined code may make, by machine: what Python computes and imports with.
+"""Numbers of the system calls allowed for confined code, by machine: Python needs them to run.
 
-From Linux's asm/unistd_64.h (x86_64) and asm-generic/unistd.h (aarch64). None of them makes a process, opens
-a socket, sends a signal, or changes a file's name, owner or mode.
+From Linux's asm/unistd_64.h (x86_64) and asm-generic/unistd.h (aarch64). None of them creates a process,
+opens a socket, sends a signal, or changes a file's name, owner or mode.
 """
 
 # fmt: off
@@ -42,19 +42,19 @@ ALLOWED = {
 # fmt: on
 
 CLONE = {"x86_64": 56, "aarch64": 220}
-"""Makes a thread or a process; its first argument tells which."""
+"""Creates a thread or a process, depending on its first argument."""
 CLONE3 = 435
-"""Does the same by a structure, which no filter can read. The C library uses CLONE where this is missing."""
+"""Does the same with a structure, which filters cannot read. If it is missing, the C library uses CLONE."""
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""How a filter knows the machine."""
+"""Codes of the architecture in a filter."""
 
 THREAD = 0x10000
-"""The flag of CLONE that makes a thread."""
+"""Flag of CLONE for creating a thread."""
 BY_COMMAND = {
     "x86_64": {"fcntl": 72, "ioctl": 16},
     "aarch64": {"fcntl": 25, "ioctl": 29},
 }
-"""Calls whose second argument says what they do. Others of their commands send signals."""
+"""Calls whose operation is their second argument. Some of their other operations send signals."""
 COMMANDS = {
     "fcntl": (0, 1, 2, 3, 4, 1030),  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC
     "ioctl": (0x5401, 0x5413, 0x5450, 0x5451),  # TCGETS, TIOCGWINSZ, FIONCLEX, FIOCLEX

@@ -1,4 +1,4 @@
-"""Compares the members of drawn groups: by their rewards, and by their places within their attempts."""
+"""Compare the members of drawn groups: by reward, and by position within their attempts."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -7,28 +7,28 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg.rows import DictRow
 
-from trinity_db.database import Transaction
 from trinity_db.errors import TrinityError
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 
 Advantage = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float64]]
-"""From `rewards` and `groups` of rows, and those columns of `read` that it asks for, to advantages [n]."""
+"""Computes advantages [n] from the rows' `rewards` and `groups`, and the columns requested from `read`."""
 
 
 def compare(
     tx: Transaction, members: Sequence[DictRow], advantage: Advantage, columns: Collection[str]
 ) -> tuple[list[float], NDArray[np.bool_]]:
-    """[n] Their advantages, and which of them were sampled only for the others to be compared with.
+    """Return the advantages [n] of members, and which members [n] were sampled only as a baseline (greedy).
 
     Raises:
-        TrinityError: one of them has no reward.
+        TrinityError: if a member has no reward.
     """
     known = {
         "rewards": np.array([member["reward"] for member in members], np.float64),
         "groups": np.array([member["group_id"] for member in members], np.int64),
         **read(tx, [member["id"] for member in members], columns),
     }
-    with np.errstate(invalid="ignore"):  # of rewards that are not known; said below
+    with np.errstate(invalid="ignore"):  # missing rewards are reported below
         values = advantage(known)
     if (unknown := np.isnan(values)).any():
         raise TrinityError(
@@ -39,7 +39,7 @@ def compare(
 
 
 def read(tx: Transaction, experience_ids: Sequence[int], columns: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Those of rollouts, steps, states and greedy that are asked for, [n] each; where none is, no query."""
+    """Read the requested columns (rollouts, steps, states, greedy), [n] each. No columns: no query."""
     if not columns:
         return {}
     values = {"ids": experience_ids, "with_states": "states" in columns}

@@ -1,7 +1,7 @@
-"""Batches: leased for one trainer step, committed with it, reopened when no checkpoint includes them.
+"""Batches: leased for one trainer step, committed with it, reopened if no checkpoint includes them.
 
-`store.draws` finds what a batch takes, records it and leases it. Every transaction that changes rows locks
-their groups first, then the rows, each in the order of their ids.
+`store.draws` selects, records and leases the rows of a batch. Every transaction that changes rows locks
+their groups first, then the rows, each in order of id.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,26 +11,26 @@ from datetime import datetime
 from psycopg import Cursor
 from psycopg.rows import DictRow
 
-from trinity_db import arrays
-from trinity_db.database import Database, Transaction
+from trinity_db.arrays import codec
 from trinity_db.errors import LeaseLost, NotFound, TrinityError
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.queries import query
 from trinity_db.store import evaluations, payloads, runs, workers
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a run is: its newest version, and its last committed step with the batch of it."""
+    """Position of a run: its newest version, and its last committed step with that step's batch."""
 
     version: int
     step: int = 0
     batch_id: int | None = None
     created_at: datetime | None = None
-    """Of the batch: a server that lost a batch may give its id to another."""
+    """Creation time of the batch; a server that lost a batch may assign its id again."""
 
 
 class SetBack(TrinityError):
-    """The store says another version or last step than this trainer heard: the server has lost commits."""
+    """Raised if the store's version or last step differs from the trainer's: the server has lost commits."""
 
     def __init__(self) -> None:
         super().__init__("The server has lost steps that it had committed; start the trainer again.")
@@ -38,7 +38,7 @@ class SetBack(TrinityError):
 
 @dataclass(frozen=True)
 class Draw:
-    """The step that a batch is drawn for, and how much it takes."""
+    """The step that a batch is drawn for, and its size."""
 
     run_id: int
     worker_id: int
@@ -46,13 +46,15 @@ class Draw:
     batch_size: int
     seed: int
     max_uses: int = 1
-    """How many committed batches may use a rollout group; kept, so that the draw can be run again."""
+    """Number of committed batches that may use a rollout group; recorded, so that the draw can be rerun."""
     experts: int = 0
-    """Adopted rows to take beside rollout groups, which batches go on using without end."""
+    """Adopted rows to draw in addition to rollout groups; they can be used any number of times."""
     expert_shares: Mapping[str, float] = field(default_factory=dict)
-    """By data set, its share of these rows. Empty: all data sets are passed over together."""
+    """Share of these rows by data set. Empty: one pass over all data sets together."""
     after: Mark | None = None
-    """What the trainer's weights contain; None: it is not compared with what the store says."""
+    """Position that the trainer's weights contain; None: not compared with the store's."""
+    versions_ahead: int = 0
+    """1 if the version with the trainer's weights is still being written: staleness counts from it."""
 
 
 @dataclass(frozen=True)
@@ -66,35 +68,33 @@ class Batch:
     version: int
     created_at: datetime
     experts: int = 0
-    """How many of its rows, the last ones, are adopted ones beside rollout groups."""
+    """Number of its rows, the last ones, that are adopted rows added to rollout groups."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a batch as the trainer uses it, and where it stands in the store."""
+    """One row of a batch as the trainer uses it, with its ids in the store."""
 
     ordinal: int
     experience_id: int
     preference_id: int | None
     group_id: int | None
-    payload: arrays.Payload
+    payload: codec.Payload
     reward: float | None
     advantage: float | None
     weight: float
     probability: float | None
     staleness: int | None
     margin: float
-    """Of the row's pair; 0 where it has none, and of a row that is in no pair."""
+    """Reward gap of the row's pair; 0 without a pair, or if the pair has none."""
 
 
 def begin_draw(tx: Transaction, draw: Draw) -> int:
-    """What every draw begins with, in one round trip; returns the version that staleness is counted from.
-
-    A version that was withdrawn does not make the others older.
+    """Start a draw in one round trip; returns the latest published version.
 
     Raises:
-        LeaseLost: the worker was replaced, and may not have heard of it yet.
-        SetBack: the server has lost steps that the trainer's weights contain.
+        LeaseLost: if the worker was replaced; it may not have noticed yet.
+        SetBack: if the server has lost steps that the trainer's weights contain.
     """
     values = {"run_id": draw.run_id, "step": draw.step, "worker_id": draw.worker_id}
     with tx.pipeline():
@@ -106,10 +106,10 @@ def begin_draw(tx: Transaction, draw: Draw) -> int:
 
 
 def read(database: Database, batch_id: int) -> list[Row]:
-    """The rows of a batch in the order of the draw, in a transaction of its own.
+    """Read the rows of a batch in the order of the draw, in a separate transaction.
 
     Raises:
-        NotFound: a row's arrays are gone.
+        NotFound: if a row's arrays are gone.
     """
     rows = payloads.select(database, "read_batch", {"batch_id": batch_id})
     gone = [row["experience_id"] for row in rows if row["codec"] is None]
@@ -117,19 +117,19 @@ def read(database: Database, batch_id: int) -> list[Row]:
         which = f"experience {gone[0]}" if len(gone) == 1 else f"{len(gone) or 'all'} of its rows"
         raise NotFound(f"The arrays of batch {batch_id} are gone: {which} cannot be read any more.")
     return [
-        Row(payload=arrays.decode(row.pop("codec"), row.pop("data"), row.pop("num_tokens")), **row)
+        Row(payload=codec.decode(row.pop("codec"), row.pop("data"), row.pop("num_tokens")), **row)
         for row in rows
     ]
 
 
 def commit(tx: Transaction, batch: Batch, worker_id: int, max_uses: int) -> bool:
-    """The trainer step is done: count the uses. Saying it again changes nothing, and returns False.
+    """Commit the batch with its trainer step and count the uses. Returns False if it was committed before.
 
-    What was used `max_uses` times is trained; adopted rows beside rollout groups never are.
+    Rows and groups used `max_uses` times become trained; adopted rows drawn next to rollout groups never do.
 
     Raises:
-        LeaseLost: the batch was reopened, or belongs to another worker.
-        SetBack: the server has lost the batch.
+        LeaseLost: if the batch was reopened, or belongs to another worker.
+        SetBack: if the server has lost the batch.
     """
     values = {"batch_id": batch.id, "worker_id": worker_id}
     row = tx.execute(query("commit_batch"), values).fetchone()
@@ -152,26 +152,26 @@ def commit(tx: Transaction, batch: Batch, worker_id: int, max_uses: int) -> bool
 
 
 def reopen_leased(tx: Transaction, draw: Draw) -> None:
-    """Give back a batch that this worker drew for this very step and does not commit."""
+    """Reopen a batch that this worker drew for the same step and has not committed."""
     values = {"run_id": draw.run_id, "step": draw.step, "worker_id": draw.worker_id}
     _reopen(tx, draw.run_id, tx.execute(query("leased_batch"), values).fetchall())
 
 
 def reopen(tx: Transaction, run_id: int, worker_id: int, version: int) -> int:
-    """Give back every batch that the checkpoint of `version` does not include; returns how many.
+    """Reopen every batch that the checkpoint of `version` does not include; returns their number.
 
-    Later versions, which include some of them, are withdrawn.
+    Later versions, which include some of these batches, are withdrawn.
 
     Raises:
-        TrinityError: rows of these batches have been pruned. Nothing is changed then.
-        LeaseLost: another trainer has this one's place, and the batches may be its own.
+        TrinityError: if rows of these batches were pruned. Nothing is changed then.
+        LeaseLost: if another trainer replaced this one; the batches may be its.
     """
     workers.hold_place(tx, worker_id)
     values = {"run_id": run_id, "version": version}
     batches = tx.execute(query("open_batches"), values).fetchall()
     tx.execute(query("withdraw_later_versions"), values)
     evaluations.give_up_withdrawn(tx, run_id)
-    # After it, since a prune holds the oldest checkpoint meanwhile.
+    # After the withdrawal: until then, a concurrent prune holds the oldest checkpoint.
     row = tx.execute(query("count_pruned_rows"), {"batch_ids": [batch["id"] for batch in batches]}).fetchone()
     if row is not None and row["rows"]:
         raise TrinityError(
@@ -193,14 +193,14 @@ def _reopen(tx: Transaction, run_id: int, batches: Sequence[DictRow]) -> None:
 
 
 def hold_trainer(tx: Transaction, run_id: int, worker_id: int, *heard: Mark) -> Mark:
-    """Let no worker replace the run's trainer before this transaction ends; returns where the run is.
+    """Block replacement of the run's trainer until this transaction ends; returns the run's position.
 
     Args:
-        heard: where it may be; anywhere if nothing is given.
+        heard: accepted positions; all are accepted if empty.
 
     Raises:
-        LeaseLost: another worker replaced it, or reopened its last step.
-        SetBack: the run is somewhere else.
+        LeaseLost: if another worker replaced the trainer, or reopened its last step.
+        SetBack: if the run is at another position.
     """
     held = tx.execute(query("hold_trainer"), {"run_id": run_id, "worker_id": worker_id})
     return _mark(tx, held, worker_id, heard)
@@ -210,7 +210,7 @@ def _mark(tx: Transaction, held: Cursor[DictRow], worker_id: int, heard: Sequenc
     trainer = held.fetchone()
     if trainer is None:
         raise workers.replaced(worker_id)
-    if trainer["version"] is None:  # it publishes version 0 before it draws
+    if trainer["version"] is None:  # a trainer publishes version 0 before it draws
         raise SetBack
     mark = Mark(**trainer)
     if heard and mark not in heard:

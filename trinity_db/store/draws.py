@@ -1,8 +1,9 @@
-"""Draws: what the batch of one trainer step takes.
+"""Draws: select the rows of one trainer step's batch.
 
-A draw is one statement, so that one snapshot says all it could see; it is recorded with the batch, and
-`store.replay` runs the draw again on it. (Expert rows beside rollout groups are a second one, with a snapshot
-of its own.) The lease comes after it and takes all of the drawn rows, or none if another session took one.
+A draw is one statement, so one snapshot covers everything that it could see. The snapshot is recorded with
+the batch, and `store.replay` reruns the draw on it. (Expert rows added to rollout groups are a second
+statement with its own snapshot.) The lease follows; it takes all drawn rows, or none if another session took
+one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,19 +14,27 @@ import numpy as np
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
-from trinity_db import shares
-from trinity_db.database import Transaction
 from trinity_db.errors import LeaseLost
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import attempts, batches, metrics, offline, processing, runs, samplers
+from trinity_db.store import (
+    attempts,
+    batches,
+    metrics,
+    offline,
+    processing,
+    runs,
+    samplers,
+    stratified_allocation,
+)
 from trinity_db.store.batches import Batch, Draw
 from trinity_db.store.samplers import Picked, Picks
 
 
 @dataclass(frozen=True)
 class Item:
-    """One row of a batch, with the numbers that are recorded for it."""
+    """One row of a batch, with the numbers recorded for it."""
 
     experience_id: int
     preference_id: int | None = None
@@ -44,22 +53,23 @@ def draw_groups(
     sampler: Picks = samplers.FIFO,
     compares: Collection[str] = (),
 ) -> Batch | None:
-    """Lease `batch_size` whole groups within the staleness limit; None when there are not enough.
+    """Lease `batch_size` complete groups within the staleness limit; None if there are not enough.
 
-    As all draws, gives back first what this worker drew for this very step before, as when that commit was
-    unclear.
-    Groups that are too stale become drops with a reason, also when None is returned. Advantages
-    are computed from the rewards as they are in the draw's snapshot, and recorded. After them come the next
-    `experts` adopted rows, without a number of their own.
+    Like all draws, it first reopens a batch that this worker drew for the same step, for example if that
+    commit's outcome is unknown. Groups that are too stale are dropped with a reason, even if None is
+    returned. Advantages are computed from the rewards in the draw's snapshot, and recorded. The next
+    `experts` adopted rows follow, without advantages.
 
     Raises:
-        LeaseLost: another trainer draws for this run.
-        TrinityError: the run has fewer adopted rows to imitate than that.
+        LeaseLost: if another trainer draws for this run.
+        TrinityError: if the run has fewer than `experts` adopted rows.
     """
     version = batches.begin_draw(tx, draw)
     if max_staleness is not None:
-        _expire(tx, draw.run_id, version, max_staleness)
-    limits = samplers.Limits(draw.run_id, draw.step, draw.seed, draw.batch_size, version, max_staleness)
+        _expire(tx, draw, version, max_staleness)
+    limits = samplers.DrawLimits(
+        draw.run_id, draw.step, draw.seed, draw.batch_size, version, draw.versions_ahead, max_staleness
+    )
     picked = sampler.pick(tx, limits)
     group_ids = sorted({member["group_id"] for member in picked.members})
     if picked.missing:
@@ -93,12 +103,12 @@ def draw_groups(
 def draw_adopted_groups(
     tx: Transaction, draw: Draw, advantage: attempts.Advantage, compares: Collection[str] = ()
 ) -> Batch | None:
-    """Lease the next adopted groups; None when none is left. A batch never reaches into the next epoch.
+    """Lease the next adopted groups; None if none are left. A batch never extends into the next epoch.
 
-    Advantages are computed as by `draw_groups`. No staleness counts: other runs sampled the rows.
+    Advantages are computed as in `draw_groups`. Staleness is not counted: other runs sampled the rows.
 
     Raises:
-        LeaseLost: another trainer draws for this run.
+        LeaseLost: if another trainer draws for this run.
     """
     version = batches.begin_draw(tx, draw)
     rows = _select(tx, draw, "draw_adopted_groups", draw.batch_size)
@@ -116,11 +126,12 @@ def draw_adopted_groups(
 
 
 def draw_rows(tx: Transaction, draw: Draw) -> Batch | None:
-    """Lease the next rows to imitate, or with labels; None when none is left. A batch never reaches into the
-    next epoch.
+    """Lease the next rows to imitate, or labelled rows; None if none are left.
+
+    A batch never extends into the next epoch.
 
     Raises:
-        LeaseLost: another trainer draws for this run.
+        LeaseLost: if another trainer draws for this run.
     """
     version = batches.begin_draw(tx, draw)
     rows = _select(tx, draw, "draw_rows", draw.batch_size)
@@ -134,10 +145,10 @@ def draw_rows(tx: Transaction, draw: Draw) -> Batch | None:
 
 
 def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
-    """Lease the next pairs; None when none is left. A batch never reaches into the next epoch.
+    """Lease the next pairs; None if none are left. A batch never extends into the next epoch.
 
     Raises:
-        LeaseLost: another trainer draws for this run.
+        LeaseLost: if another trainer draws for this run.
     """
     version = batches.begin_draw(tx, draw)
     rows = _select(tx, draw, "draw_pairs", draw.batch_size)
@@ -157,26 +168,26 @@ def draw_pairs(tx: Transaction, draw: Draw) -> Batch | None:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """What a draw found, and how."""
+    """Result of a draw, with the statements and parameters that produced it."""
 
     texts: Sequence[str]
-    """The statements, as they were sent."""
+    """The statements as sent."""
     sampler: str
     items: Sequence[Item]
     size: int
-    """In groups, rows or pairs."""
+    """Number of groups, rows or pairs."""
     epoch: int
     snapshot: str
-    """The pg_snapshot that the draw's statement saw."""
+    """The pg_snapshot of the draw's statement."""
     max_staleness: int | None = None
     parameters: Mapping[str, Any] | None = None
-    """What the sampler was given and chose, so that the draw can be run again."""
+    """Inputs and choices of the sampler, so that the draw can be rerun."""
 
 
 def _valued(
     tx: Transaction, picked: Picked, advantage: attempts.Advantage, compares: Collection[str]
 ) -> list[Item]:
-    """The members of groups with their advantages and weights; greedy ones, only compared with, weigh 0."""
+    """Members of groups with advantages and weights; greedy members are only a baseline and weigh 0."""
     values, is_greedy = attempts.compare(tx, picked.members, advantage, compares)
     weights = np.where(is_greedy, 0.0, picked.weights).tolist()
     numbers = zip(picked.members, values, weights, strict=True)
@@ -187,16 +198,16 @@ def _valued(
 
 
 def _record_missing(tx: Transaction, draw: Draw, missing: Mapping[str, int]) -> None:
-    """Say which parts of its sampler a step waits for, once for each number."""
+    """Record which parts of the sampler a step waits for; a repeated number is recorded once."""
     values = {f"draw/missing/{name}": float(count) for name, count in missing.items()}
     metrics.record_changes(tx, draw.run_id, WorkerRole.TRAIN, draw.step, values)
 
 
 def _experts(tx: Transaction, draw: Draw) -> list[DictRow]:
-    """The adopted rows that are next; where a pass over them ends, the first of the following one too.
+    """Draw the next adopted rows; at the end of a pass, also the first rows of the next pass.
 
     Raises:
-        TrinityError: there are not that many at all.
+        TrinityError: if the run has too few adopted rows.
     """
     if draw.expert_shares:
         values = {"run_id": draw.run_id, "data": list(draw.expert_shares), "limit": draw.experts}
@@ -212,11 +223,13 @@ def _experts(tx: Transaction, draw: Draw) -> list[DictRow]:
 def shared(
     rows: Sequence[DictRow], expert_shares: Mapping[str, float], size: int, step: int
 ) -> list[DictRow]:
-    """The first of the rows of each data set, by its share; what one lacks the others give."""
+    """Select the first rows of each data set by share; the others make up for one with too few rows."""
     by_data = {name: [row for row in rows if row["data"] == name] for name in expert_shares}
     given = list(expert_shares.values())
     available = [len(rows) for rows in by_data.values()]
-    taken = shares.spread(given, shares.apportion(given, size, step), available, step)
+    taken = stratified_allocation.spread(
+        given, stratified_allocation.apportion(given, size, step), available, step
+    )
     return [row for of, count in zip(by_data.values(), taken, strict=True) for row in of[:count]]
 
 
@@ -227,7 +240,7 @@ def _select(tx: Transaction, draw: Draw, name: str, limit: int) -> list[DictRow]
 def _record(
     tx: Transaction, draw: Draw, version: int, drawn: _Drawn, leases: Mapping[str, Sequence[int]]
 ) -> Batch:
-    """Write the batch and take its leases, ids by statement, in one round trip."""
+    """Write the batch and take its leases (ids by statement), in one round trip."""
     values = _recorded(draw, version, drawn)
     with tx.pipeline():
         inserted = tx.execute(query("insert_batch"), values)
@@ -241,8 +254,8 @@ def _record(
     for ids, cursor in leased:
         if cursor.rowcount != len(ids):
             raise LeaseLost(
-                f"Of what step {draw.step} drew, {len(ids) - cursor.rowcount} of {len(ids)} are not ready "
-                "any more: another trainer took the run over."
+                f"Step {draw.step} lost its draw: {len(ids) - cursor.rowcount} of {len(ids)} are no longer "
+                "ready, since another trainer took the run over."
             )
     return Batch(row["id"], draw.step, drawn.size, drawn.epoch, version, row["created_at"], draw.experts)
 
@@ -253,6 +266,7 @@ def _recorded(draw: Draw, version: int, drawn: _Drawn) -> dict[str, Any]:
         "step": draw.step,
         "worker_id": draw.worker_id,
         "version": version,
+        "versions_ahead": draw.versions_ahead,
         "max_staleness": drawn.max_staleness,
         "size": drawn.size,
         "epoch": drawn.epoch,
@@ -271,13 +285,14 @@ def _recorded(draw: Draw, version: int, drawn: _Drawn) -> dict[str, Any]:
     }
 
 
-def _expire(tx: Transaction, run_id: int, version: int, max_staleness: int) -> None:
-    values = {"run_id": run_id, "version": version, "max_staleness": max_staleness}
-    groups = [row["id"] for row in tx.execute(query("stale_groups"), values)]
+def _expire(tx: Transaction, draw: Draw, version: int, max_staleness: int) -> None:
+    values = {"run_id": draw.run_id, "version": version, "versions_ahead": draw.versions_ahead}
+    stale = tx.execute(query("stale_groups"), {**values, "max_staleness": max_staleness})
+    groups = [row["id"] for row in stale]
     if not groups:
         return
     tx.execute(query("expire_groups"), {"group_ids": groups})
-    members = tx.execute(query("expire_members"), {"group_ids": groups, "version": version}).fetchall()
+    members = tx.execute(query("expire_members"), {**values, "group_ids": groups}).fetchall()
     drops = [processing.Drop(row["id"], "stale", {"staleness": row["staleness"]}) for row in members]
-    processing.record_drops(tx, run_id, "draw", drops)
-    runs.announce(tx, run_id)
+    processing.record_drops(tx, draw.run_id, "draw", drops)
+    runs.announce(tx, draw.run_id)

@@ -1,19 +1,18 @@
-"""Evaluations: attempts of one policy version at every task of a taskset, judged and never trained on.
+"""Evaluations: attempts of one policy version at every task of a taskset, scored and never trained on.
 
-An evaluation is a row and a rollout group for each task. Any explorer of the run claims these groups, any
-processor judges their rows, and a processor ends the evaluation. What it says is derived when it is read.
+An evaluation is a row with one rollout group per task. Any explorer of the run claims these groups, any
+processor scores their rows, and a processor ends the evaluation. Its results are computed when read.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from psycopg.rows import DictRow
-
-from trinity_db.database import Transaction
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
+from trinity_db.schema.typed_rows import EvaluationDifference, EvaluationRow
 from trinity_db.store import runs
 from trinity_db.store.groups import ClaimedGroup
 from trinity_db.store.metrics import record_metrics
@@ -21,42 +20,40 @@ from trinity_db.store.metrics import record_metrics
 
 @dataclass(frozen=True)
 class Settings:
-    """How the tasks of a taskset are attempted."""
+    """Sampling settings of an evaluation."""
 
     taskset_id: int
     samples: int
-    """Attempts at each task."""
+    """Attempts per task."""
     temperature: float
-    """0 takes the likeliest token each time."""
+    """0: greedy sampling."""
     max_new_tokens: int
 
 
 @dataclass(frozen=True)
-class Due:
-    """An evaluation that has groups for an explorer, and the version that all of its tokens must be of."""
+class DueEvaluation:
+    """An evaluation with unclaimed groups, and the version that must sample all of its tokens."""
 
     id: int
     version: int
     step: int
-    """The trainer's, of the version."""
+    """The trainer's step at that version."""
     checkpoint: Path
     checkpoint_hash: str
     samples: int
-    """Attempts at each task."""
+    """Attempts per task."""
     temperature: float
     max_new_tokens: int
     seed: int
     weights: str | None = None
-    """Address of the version's files in an object store; None: they are in the folder alone."""
+    """Address of the version's files in an object store; None: they are only in the folder."""
 
 
 def begin_due(tx: Transaction, run_id: int, version: int, is_last: bool = False) -> None:
-    """Begin what the run's configuration says of a version, in the transaction that publishes it.
-
-    Harmless when repeated.
+    """Begin the evaluations configured for a version, in the transaction that publishes it. Idempotent.
 
     Args:
-        is_last: the run trains no more, so that the version is evaluated whatever its number is.
+        is_last: the run has finished training, so the version is evaluated whatever its number.
     """
     values = {"run_id": run_id, "version": version, "is_last": is_last}
     for row in tx.execute(query("due_tasksets"), values).fetchall():
@@ -64,11 +61,9 @@ def begin_due(tx: Transaction, run_id: int, version: int, is_last: bool = False)
 
 
 def begin(tx: Transaction, run_id: int, version: int, settings: Settings) -> int | None:
-    """Begin an evaluation, or go on with the same one; its id. None: the version has no checkpoint.
+    """Begin an evaluation, or resume it; returns its id. None: the version has no checkpoint.
 
-    The same one takes in the tasks that were imported since.
-
-    The checkpoint then stays until the evaluation is finished.
+    A resumed evaluation includes the tasks imported since. The checkpoint is kept until the evaluation ends.
     """
     values = {"run_id": run_id, "version": version, **vars(settings)}
     if tx.execute(query("hold_evaluated_version"), values).fetchone() is None:
@@ -83,19 +78,21 @@ def begin(tx: Transaction, run_id: int, version: int, settings: Settings) -> int
     return int(row["id"])
 
 
-def due(tx: Transaction, run_id: int, loaded: int, among: Sequence[int] | None = None) -> Due | None:
-    """The next evaluation with groups that no explorer holds; first one of the version that is loaded.
+def due(
+    tx: Transaction, run_id: int, loaded: int, among: Sequence[int] | None = None
+) -> DueEvaluation | None:
+    """Return the next evaluation with unclaimed groups; evaluations of the loaded version come first.
 
     Args:
-        among: only these evaluations count.
+        among: consider only these evaluations.
     """
     values = {"run_id": run_id, "loaded": loaded, "among": _ids(among)}
     row = tx.execute(query("due_evaluation"), values).fetchone()
-    return Due(**row | {"checkpoint": Path(row["checkpoint"])}) if row else None
+    return DueEvaluation(**row | {"checkpoint": Path(row["checkpoint"])}) if row else None
 
 
 def claim(tx: Transaction, worker_id: int, evaluation_id: int, limit: int) -> list[ClaimedGroup]:
-    """Up to `limit` groups of an evaluation to explore."""
+    """Claim up to `limit` groups of an evaluation to explore."""
     values = {"evaluation_id": evaluation_id, "worker_id": worker_id, "limit": limit}
     return [
         ClaimedGroup(
@@ -118,49 +115,51 @@ def give_up(tx: Transaction, run_id: int, evaluation_id: int, error: str) -> Non
 
 
 def give_up_withdrawn(tx: Transaction, run_id: int) -> None:
-    """End the evaluations of versions that were withdrawn."""
+    """End the evaluations of withdrawn versions."""
     tx.execute(query("give_up_withdrawn_evaluations"), {"run_id": run_id})
 
 
 def are_open(tx: Transaction, run_id: int, among: Sequence[int] | None = None) -> bool:
-    """Whether evaluations of a run, or those `among` them, have attempts to make or to judge."""
+    """Whether a run's evaluations (or only those in `among`) have attempts left to make or to score."""
     row = tx.execute(query("open_evaluations"), {"run_id": run_id, "among": _ids(among)}).fetchone()
     assert row is not None
     return bool(row["evaluations"])
 
 
-def finish(tx: Transaction, run_id: int) -> list[DictRow]:
-    """End evaluations whose attempts are all judged, record what they say as metrics, and return them."""
+def finish(tx: Transaction, run_id: int) -> list[EvaluationRow]:
+    """End evaluations whose attempts are all scored, record their metrics, and return them."""
     ended = [row["id"] for row in tx.execute(query("finish_evaluations"), {"run_id": run_id})]
-    found = read(tx, ended) if ended else []
-    for row in found:
+    evaluations = read(tx, ended) if ended else []
+    for row in evaluations:
         record_metrics(tx, run_id, WorkerRole.PROCESS, row["step"], metrics(row))
     if ended:
         runs.announce(tx, run_id)
-    return found
+    return evaluations
 
 
-def read(tx: Transaction, ids: Sequence[int]) -> list[DictRow]:
-    """Rows of evaluation_view, in the order in which the evaluations were begun."""
-    return tx.execute(query("read_evaluations"), {"ids": list(ids)}).fetchall()
+def read(tx: Transaction, ids: Sequence[int]) -> list[EvaluationRow]:
+    """Read rows of evaluation_view, in the order in which the evaluations began."""
+    return cast(list[EvaluationRow], tx.execute(query("read_evaluations"), {"ids": list(ids)}).fetchall())
 
 
-def compare(tx: Transaction, before: int, after: int, k: int = 1) -> DictRow:
-    """What evaluation_difference says of two evaluations."""
-    row = tx.execute(query("compare_evaluations"), {"before": before, "after": after, "k": k}).fetchone()
-    assert row is not None
-    return row
+def compare(tx: Transaction, before: int, after: int, k: int = 1) -> EvaluationDifference:
+    """Compare two evaluations with evaluation_difference."""
+    values = {"before": before, "after": after, "k": k}
+    [difference] = cast(
+        list[EvaluationDifference], tx.execute(query("compare_evaluations"), values).fetchall()
+    )
+    return difference
 
 
 def progress(tx: Transaction, ids: Sequence[int]) -> tuple[int, int]:
-    """How many attempts of these evaluations have ended, and how many there are."""
+    """Count the ended attempts and all attempts of evaluations."""
     row = tx.execute(query("evaluation_progress"), {"ids": list(ids)}).fetchone()
     assert row is not None
     return int(row["ended"]), int(row["attempts"])
 
 
 def shared_tasks(tx: Transaction, taskset_id: int, other_id: int) -> int:
-    """How many tasks of a taskset are in another one too."""
+    """Count the tasks of a taskset that another taskset contains, too."""
     values = {"taskset_id": taskset_id, "other_id": other_id}
     row = tx.execute(query("shared_tasks"), values).fetchone()
     assert row is not None
@@ -168,7 +167,7 @@ def shared_tasks(tx: Transaction, taskset_id: int, other_id: int) -> int:
 
 
 def metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of an evaluation, a row of evaluation_view. What is not known is left out."""
+    """Metrics of an evaluation (a row of evaluation_view), without missing values."""
     mean, first, best, every, failed = metric_names(evaluation["taskset"], evaluation["samples"])
     values = {
         mean: evaluation["mean"],
@@ -181,7 +180,7 @@ def metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
 
 
 def metric_names(taskset: str, k: int) -> tuple[str, str, str, str, str]:
-    """The metrics of evaluations: mean@k, pass@1, best@k, pass@k, and how many attempts failed."""
+    """Metric names of an evaluation: mean@k, pass@1, best@k, pass@k, and the number of failed attempts."""
     mean, first, best, every, failed = (
         f"eval/{taskset}/{name}" for name in (f"mean@{k}", "pass@1", f"best@{k}", f"pass@{k}", "failed")
     )
@@ -189,7 +188,7 @@ def metric_names(taskset: str, k: int) -> tuple[str, str, str, str, str]:
 
 
 def describe(evaluation: Mapping[str, Any]) -> str:
-    """One line about an evaluation, a row of evaluation_view."""
+    """Summarise an evaluation (a row of evaluation_view) in one line."""
     said = f"{evaluation['taskset']}, version {evaluation['version']}: "
     if evaluation["error"] is not None:
         return f"{said}given up: {evaluation['error']}"

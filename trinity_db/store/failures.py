@@ -1,48 +1,49 @@
-"""Dead letters: rows that processing steps could not judge. They are listed, and given back to the steps."""
+"""Dead letters: rows that processing steps could not judge. List them, and return them to the steps."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import psycopg
-from psycopg.rows import DictRow
 
-from trinity_db.database import Database, Transaction
 from trinity_db.errors import TrinityError
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.queries import query
+from trinity_db.schema.typed_rows import FailedRow
 from trinity_db.store import pruning, runs
 
-GROUPS = 200  # of one transaction: draws wait for it
+GROUPS = 200  # per transaction; draws wait for it
 
 
 @dataclass(frozen=True)
 class Retried:
-    """What came of giving dead letters back."""
+    """Result of retrying dead letters."""
 
     rows: int
-    """Given back to the processors."""
+    """Rows returned to the processors."""
     groups: int
     """Rollout groups of these rows."""
     left: Mapping[str, int]
-    """How many stay dropped, by the obstacle."""
+    """Number of rows that stay dropped, by obstacle."""
 
 
-def failures(tx: Transaction, run: str, limit: int) -> list[DictRow]:
-    """The dead letters of a run, the latest first."""
-    return tx.execute(query("list_failures"), {"run": run, "limit": limit}).fetchall()
+def failures(tx: Transaction, run: str, limit: int) -> list[FailedRow]:
+    """List the dead letters of a run, latest first."""
+    return cast(list[FailedRow], tx.execute(query("list_failures"), {"run": run, "limit": limit}).fetchall())
 
 
 def retry(database: Database, run: runs.Run, progress: Callable[[int], None] = lambda rows: None) -> Retried:
-    """Give every dead letter without an obstacle back to the stage that gave it up.
+    """Return every dead letter without an obstacle to the stage that gave it up.
 
-    The group processor may have dropped the row's group since: the group is complete again then, and waits
-    for the row. Each transaction takes some groups. If it is killed, repeat it: it goes on.
+    If the group processor dropped the row's group, the group becomes complete again and waits for the row.
+    Each transaction handles some groups; an interrupted call can be repeated and continues.
 
     Args:
         progress: called with the number of rows so far.
 
     Raises:
-        TrinityError: the login may not.
+        TrinityError: if the login lacks the privilege.
     """
     rows = groups = after = 0
     try:
@@ -56,8 +57,8 @@ def retry(database: Database, run: runs.Run, progress: Callable[[int], None] = l
         if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
             raise
         raise TrinityError(
-            f"This login may not give rows back ({error.__cause__.diag.message_primary}): only the tables' "
-            "owner may; say its URL in TRINITY_DB_URL."
+            f"This login may not give rows back ({error.__cause__.diag.message_primary}): only the owner of "
+            "the tables may; set TRINITY_DB_URL to the owner's URL."
         ) from error
     with database.transaction(read_only=True) as tx:
         found = tx.execute(query("count_failures_by_obstacle"), {"run": run.name})
@@ -65,10 +66,10 @@ def retry(database: Database, run: runs.Run, progress: Callable[[int], None] = l
 
 
 def _retry_some(database: Database, run: runs.Run, after: int) -> tuple[int | None, int, int]:
-    """One transaction of it: the last group, None if there was none; how many rows; how many groups."""
+    """Run one transaction; returns the last group (None if there was none), rows and groups."""
     with database.transaction() as tx:
         pruning.hold_archive(tx, run.id)
-        tx.execute(query("hold_draws"), {"run_id": run.id})  # before groups, as every draw locks them
+        tx.execute(query("hold_draws"), {"run_id": run.id})  # before groups, the lock order of draws
         picked = tx.execute(query("next_failed_groups"), {"run": run.name, "after": after, "limit": GROUPS})
         group_ids = [row["id"] for row in picked]
         if not group_ids:

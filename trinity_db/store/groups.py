@@ -1,44 +1,45 @@
-"""Rollout groups as the explorer handles them: how many to start, which, and writing what came of them."""
+"""Rollout groups for explorers: pace, claim, and write the results."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
 import numpy as np
 from psycopg.types.json import Jsonb
 
-from trinity_db import arrays
-from trinity_db.database import Transaction, storable
+from trinity_db.arrays import codec
+from trinity_db.postgres.connection import Transaction, storable
 from trinity_db.schema.queries import query
 from trinity_db.store import runs
 from trinity_db.store.rewards import MAX_REWARD
-from trinity_db.store.selection import Selection, choose
+from trinity_db.store.selection import TaskSelection, choose
 
-WORKFLOW = "workflow"  # the name of a reward that a workflow gives without one
-MAX_NAMES = 100  # of rewards of an attempt or a step: each is a row, and the explorer's writes take turns
+WORKFLOW = "workflow"  # default name of a workflow's reward
+MAX_NAMES = 100  # reward names per attempt or step: each is a row, and explorers' writes are serialised
 
 
 @dataclass(frozen=True)
 class Pace:
     """How far explorers may run ahead of the trainer, in rollout groups.
 
-    Of the groups started, those that the explorer's version does not include never exceed
-    `(max_staleness + 1) * per_version`, so none arrives staler than the limit as long as every publish
-    consumes `per_version` groups in the order of their start; one that was overtaken may expire. Counted
-    from what versions include, not from their number: one may come early, or be withdrawn. None: no limit.
+    Started groups that the explorer's version does not include never exceed
+    `(max_staleness + 1) * per_version`, so no group arrives staler than the limit as long as every publish
+    consumes `per_version` groups in order of their start; an overtaken group may expire. Counted from the
+    groups that versions include, not from version numbers: a version may be early, or be withdrawn. None:
+    no limit.
     """
 
     max_staleness: int | None
     per_version: int
     backlog: int | None = None
-    """Without a staleness limit: how many groups may wait or be explored. None: any number."""
+    """Without a staleness limit: number of groups that may be waiting or in exploration. None: unlimited."""
     most: int | None = None
-    """How many groups the run may start in all. None: any number."""
+    """Number of groups that the run may start in total. None: unlimited."""
 
     def capacity(self, unpublished: int, waiting: int, running: int, started: int) -> int | None:
-        """How many more groups may be started; None: any number."""
+        """Number of groups that may be started now; None: unlimited."""
         room = []
         if self.max_staleness is not None:
             room.append((self.max_staleness + 1) * self.per_version - unpublished - waiting - running)
@@ -51,22 +52,22 @@ class Pace:
 
 @dataclass(frozen=True)
 class ClaimedGroup:
-    """A group that this worker explores: the members that are missing, and the fencing token."""
+    """A group that this worker explores, with its missing members and the fencing token (`attempt`)."""
 
     id: int
     attempt: int
     task: dict[str, Any]
     members: list[int]
     greedy: int | None = None
-    """The member that is to be sampled at temperature 0, for the others to be compared with."""
+    """Member to be sampled at temperature 0, as a baseline for the others."""
     key: int | None = None
-    """Tells the task in every store: random numbers of an evaluation follow from it. None: from the group."""
+    """Key of the task, the same in every store; seeds the random numbers of an evaluation. None: group id."""
     parked: frozenset[int] = frozenset()
-    """Those of its members that go on from where they parked."""
+    """Members that resume from where they parked."""
     stale: frozenset[int] = frozenset()
-    """Those of the parked ones that do not go on, because the group would be too stale to be trained on."""
+    """Parked members that are not resumed, because the group would be too stale for training."""
     waits: bool = False
-    """Whether other members of it are parked, and may not go on yet."""
+    """Whether other members are parked and cannot be resumed yet."""
 
     @property
     def is_evaluation(self) -> bool:
@@ -75,20 +76,20 @@ class ClaimedGroup:
 
     @property
     def origin(self) -> tuple[int, ...]:
-        """What the random numbers of its attempts follow from, beside a seed."""
+        """Origin of the random numbers of its attempts, in addition to a seed."""
         return (self.id, self.attempt) if self.key is None else (self.key,)
 
 
 Reward: TypeAlias = float | Mapping[str, float] | None
-"""What a workflow says was earned: a number, numbers by name, or nothing."""
+"""Reward from a workflow: a number, numbers by name, or nothing."""
 
 
 def named_rewards(reward: Reward) -> dict[str, float]:
-    """A reward's values by name; a single number has the name `workflow`.
+    """Return a reward's values by name; a single number is named `workflow`.
 
     Raises:
-        TypeError: it is no number, or a name no text.
-        ValueError: a number is not finite or too large, or a name cannot be stored; or more than 100.
+        TypeError: if it is not a number, or a name is not text.
+        ValueError: if a number is not finite or too large, a name cannot be stored, or there are over 100.
     """
     if reward is None:
         return {}
@@ -98,7 +99,7 @@ def named_rewards(reward: Reward) -> dict[str, float]:
         raise ValueError(f"There are {len(reward)} rewards; at most {MAX_NAMES} names are stored.")
     for name in reward:
         if not isinstance(name, str):
-            raise TypeError(f"The name of a reward is {type(name).__name__}, no text.")
+            raise TypeError(f"The name of a reward is {type(name).__name__}, not text.")
         if not name.isprintable() or not 0 < len(name.encode()) <= runs.MAX_NAME_BYTES:
             raise ValueError(
                 f"The name of a reward is {name!r:.80}; it has 1 to {runs.MAX_NAME_BYTES} printable bytes."
@@ -108,13 +109,13 @@ def named_rewards(reward: Reward) -> dict[str, float]:
 
 def _value(value: Any, what: str) -> float:
     if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
-        raise TypeError(f"{what} is {type(value).__name__}, no number.")
+        raise TypeError(f"{what} is {type(value).__name__}, not a number.")
     try:
         number = float(value)
-    except OverflowError:  # a whole number of Python's has any size
+    except OverflowError:  # Python ints have no upper limit
         number = math.inf
     if not abs(number) <= MAX_REWARD:  # also nan
-        raise ValueError(f"{what} is {number:g}, no number up to {MAX_REWARD:g}.")
+        raise ValueError(f"{what} is {number:g}, not a number up to {MAX_REWARD:g}.")
     return number
 
 
@@ -124,104 +125,112 @@ class Step:
 
     prompt: str
     response: str
-    payload: arrays.Payload
+    payload: codec.Payload
     reward: Reward = None
-    """What the workflow says it earned; what reward functions say is added. None: 0, where it says something
-    of other steps of the attempt."""
+    """Reward from the workflow; reward functions add theirs. None: 0 if other steps of the attempt have a
+    reward."""
     state: str | None = None
-    """Of the environment that the response was an action in, for algorithms that compare what was done in
-    equal states of one task (GiGPO). None: what stands in the prompt."""
+    """State of the environment in which the response acted, for algorithms that compare actions in equal
+    states of one task (GiGPO). None: the prompt is the state."""
+    requests: Sequence[Mapping[str, Any]] = ()
+    """Requests of programs that it answers: path, model and number of calls of each kind."""
 
     def __post_init__(self) -> None:
         for name, text in (("prompt", self.prompt), ("state", self.state)):
             if text is not None and not isinstance(text, str):
-                raise TypeError(f"The {name} of a step is {type(text).__name__}, no text.")
-        named_rewards(self.reward)  # refuses what is none
+                raise TypeError(f"The {name} of a step is {type(text).__name__}, not text.")
+        named_rewards(self.reward)  # raises if it is invalid
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One attempt that ended, ready to be written: finished with payloads, or failed with an error."""
+    """One ended attempt, ready to be written: finished with steps, or failed with an error."""
 
     group: ClaimedGroup
     member: int
     started_at: datetime
     finished_at: datetime
-    prompt: str = ""
-    response: str = ""
-    payload: arrays.Payload | None = None
     finish_reason: str | None = None
     error: str | None = None
     was_cancelled: bool = False
-    """Whether the explorer ended the attempt: the error says nothing about workflow or task."""
+    """Whether the explorer ended the attempt: the error is unrelated to workflow and task."""
     given_back: bool = False
-    """Whether it could not begin here, which is not the task's fault: any explorer may make it."""
+    """Whether it could not begin here, for a reason unrelated to the task: any explorer may retry it."""
     steps: Sequence[Step] = ()
-    """In place of prompt, response and payload: all that an attempt consists of, in order."""
+    """All steps of the attempt, in order; none if it failed."""
+    output: str | None = None
+    """Last lines that its program wrote."""
+    left_out: Mapping[int, str] = field(default_factory=dict)
+    """Numbers of calls whose tokens are left out of training, and why."""
 
     def __post_init__(self) -> None:
-        if (self.payload is not None) + (self.error is not None) + bool(self.steps) != 1:
-            raise ValueError(
-                "A rollout has a payload, or steps that each have one, or an error if it failed."
-            )
+        if bool(self.steps) == (self.error is not None):
+            raise ValueError("A rollout needs steps, or an error if it failed.")
         if self.given_back and self.error is None:
-            raise ValueError("A rollout that is given back says why.")
-        if any(step.payload.versions is None for step in self.all_steps):
-            raise ValueError("A rollout's payload has the log-probability and version of each sampled token.")
-
-    @property
-    def all_steps(self) -> Sequence[Step]:
-        """What it consists of; nothing where it failed."""
-        return self.steps or ([Step(self.prompt, self.response, self.payload)] if self.payload else [])
+            raise ValueError("A rollout that is given back needs an error.")
+        if any(step.payload.versions is None for step in self.steps):
+            raise ValueError("A rollout's payload needs log-probability and version of each sampled token.")
 
 
 @dataclass(frozen=True)
 class Unwanted:
-    """How many rollouts of a write are no members of their groups."""
+    """Counts of written rollouts that did not become members of their groups."""
 
     refused: int
-    """Another worker holds the group by now, or it is complete: they are kept for the record."""
+    """Refused because another worker holds the group, or it is complete; kept for the record."""
     spare: int
-    """Those of the refused ones whose groups were complete without them."""
+    """Refused rollouts whose groups were complete without them."""
     lost: int
-    """The store has no such group any more: they are not stored."""
+    """Not stored, because the group no longer exists."""
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """How an explorer claims groups: how far ahead, of which tasks, and of what size."""
+
+    pace: Pace
+    selection: TaskSelection
+    size: int
+    """Members of a group, without the greedy one."""
+    greedy: bool = False
+    """Whether a group has one more member, its last, sampled at temperature 0."""
+    spare: int = 0
+    """Additional members that are attempted; the first ones written become the members of the group."""
+
+    @property
+    def attempts(self) -> int:
+        """Attempts that are started together."""
+        return self.size + self.greedy + self.spare
 
 
 def claim(
-    tx: Transaction,
-    run_id: int,
-    worker_id: int,
-    version: int,
-    pace: Pace,
-    selection: Selection,
-    group_size: int,
-    limit: int,
-    greedy: bool = False,
-    spare: int = 0,
+    tx: Transaction, run_id: int, worker_id: int, plan: GroupPlan, version: int, limit: int
 ) -> list[ClaimedGroup]:
-    """Up to `limit` groups to explore with a version: abandoned ones first, then new ones as the pace allows.
+    """Claim up to `limit` groups to explore: abandoned ones first, then new ones within the pace.
 
-    With `greedy` each group has one more member, its last, which is to be sampled at temperature 0. With
-    `spare` so many more members are attempted than a group has; the first that are written are its members.
-    Explorers of a run take turns here, so that together they respect the limit.
+    Explorers of a run are serialised here, so together they respect the pace.
+
+    Args:
+        version: policy version that the groups start with.
     """
     values = {
         "run_id": run_id,
         "worker_id": worker_id,
-        "spare": spare,
+        "spare": plan.spare,
         "version": version,
-        "max_staleness": pace.max_staleness,
+        "max_staleness": plan.pace.max_staleness,
     }
-    with tx.pipeline():  # others wait meanwhile, so what needs no answer travels with the next statement
+    with tx.pipeline():  # others wait meanwhile: save round trips
         tx.execute(query("lock_pace"), values)
         abandoned = tx.execute(query("claim_abandoned_groups"), {**values, "limit": limit})
         counted = tx.execute(query("count_pace"), values).fetchone()
         assert counted is not None
         rows = abandoned.fetchall()
-        capacity = pace.capacity(**counted)
+        capacity = plan.pace.capacity(**counted)
         room = limit - len(rows) if capacity is None else min(limit - len(rows), capacity)
         if room > 0:
-            started = {"task_ids": choose(tx, run_id, selection, room), "group_size": group_size + greedy}
+            task_ids, size = choose(tx, run_id, plan.selection, room), plan.size + plan.greedy
+            started = {"task_ids": task_ids, "group_size": size}
             rows += tx.execute(query("start_groups"), values | started).fetchall()
     return [
         ClaimedGroup(
@@ -229,7 +238,7 @@ def claim(
             row["attempt"],
             row["payload"],
             row["members"],
-            row["expected"] - 1 if greedy else None,
+            row["expected"] - 1 if plan.greedy else None,
             parked=frozenset(row.get("parked", ())),
             stale=frozenset(row.get("stale", ())),
             waits=row.get("waits", False),
@@ -239,22 +248,23 @@ def claim(
 
 
 def all_explored(tx: Transaction, run_id: int, most: int) -> bool:
-    """Whether the run has started so many groups, and none of them is still being explored."""
+    """Whether the run has started `most` groups, and all of them are explored."""
     row = tx.execute(query("count_explored"), {"run_id": run_id}).fetchone()
     assert row is not None
     return row["started"] >= most and not row["open"]
 
 
 def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Sequence[Rollout]) -> Unwanted:
-    """Store rollouts with their experiences, texts and arrays; returns how many were unwanted.
+    """Store rollouts with their experiences, texts and arrays; returns the counts of unwanted ones.
 
-    Refused ones are kept under the attempt they were made in. A rollout that is stored already, as after a
-    commit whose outcome was unclear, is left alone. All statements travel together.
+    A refused rollout is kept with the lease (`attempt`) under which it was made. A rollout that is stored
+    already, for example after a commit with unknown outcome, is skipped. All statements are sent in one
+    pipeline.
     """
     group_ids = list({rollout.group.id for rollout in rollouts})
-    steps = [(rollout, number, step) for rollout in rollouts for number, step in enumerate(rollout.all_steps)]
+    steps = [(rollout, number, step) for rollout in rollouts for number, step in enumerate(rollout.steps)]
     later = [(rollout, number, step) for rollout, number, step in steps if number]
-    rewarded = [one for one in steps if any(step.reward is not None for step in one[0].all_steps)]
+    rewarded = [one for one in steps if any(step.reward is not None for step in one[0].steps)]
     with tx.pipeline():
         tx.execute(query("hold_groups"), {"group_ids": group_ids})
         written = tx.execute(
@@ -274,10 +284,10 @@ def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Seque
 def give_back(
     tx: Transaction, run_id: int, worker_id: int, rollouts: Sequence[Rollout], group_ids: Sequence[int]
 ) -> None:
-    """Record attempts that did not begin, and let other explorers take groups. Harmless when repeated.
+    """Record attempts that did not begin, and release groups to other explorers. Idempotent.
 
     Args:
-        group_ids: groups that have no attempt under way here, and whose ended attempts are all written.
+        group_ids: groups without an attempt in progress here, and whose ended attempts are all written.
     """
     values = {
         "worker_id": worker_id,
@@ -295,40 +305,41 @@ def give_back(
 
 
 def complete(tx: Transaction, group_ids: Iterable[int]) -> set[int]:
-    """Those of some groups that have all their members."""
+    """Return those of the given groups that have all their members."""
     rows = tx.execute(query("find_complete_groups"), {"group_ids": list(group_ids)}).fetchall()
     return {row["id"] for row in rows}
 
 
 COLUMNS = (
-    "group_ids", "attempts", "ordinals", "finish_reasons", "errors", "greedy", "started_at", "finished_at",
-    "prompts", "responses", "messages", "states", "codecs", "payloads", "prompt_lengths", "response_lengths",
-    "oldest", "newest",
+    "group_ids", "attempts", "ordinals", "reasons", "errors", "greedy", "started_at", "finished_at",
+    "outputs", "prompts", "responses", "messages", "states", "requests", "codecs", "payloads",
+    "prompt_lengths", "response_lengths", "oldest", "newest",
 )  # fmt: skip
 
 
 def _columns(rollouts: Iterable[Rollout]) -> dict[str, list[Any]]:
-    """What `write_rollouts` asks of each rollout and its first step, a list for each of its arrays."""
+    """Build the arrays of `write_rollouts`: for each rollout its values, with its first step."""
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for rollout in rollouts:
-        group, first = rollout.group, next(iter(rollout.all_steps), None)
-        reason, error = (text and storable(text) for text in (rollout.finish_reason, rollout.error))
+        group, first = rollout.group, next(iter(rollout.steps), None)
+        texts = rollout.finish_reason, rollout.error, rollout.output
+        reason, error, output = (text and storable(text) for text in texts)
         member = (group.id, group.attempt, rollout.member, reason, error, rollout.member == group.greedy)
-        texts = _texts(first) if first else (storable(rollout.prompt), storable(rollout.response), None)
-        prompt, response, state = texts
-        content = (prompt, response, _messages(group.task), state, *_packed(first.payload if first else None))
-        row = (*member, rollout.started_at, rollout.finished_at, *content)
+        prompt, response, *about_step = _about(first) if first else (None,) * 4
+        content = (prompt, response, _messages(group.task), *about_step)
+        packed = _packed(first.payload if first else None)
+        row = (*member, rollout.started_at, rollout.finished_at, output, *content, *packed)
         for values, value in zip(columns.values(), row, strict=True):
             values.append(value)
     return columns
 
 
 Steps = Sequence[tuple[Rollout, int, Step]]
-"""Steps with their rollouts, and their numbers within these."""
+"""Steps with their rollouts, and their positions in these."""
 
 
 def _places(steps: Steps) -> dict[str, list[int]]:
-    """Where steps belong, a list for each array of a statement."""
+    """Build the arrays that locate steps in a statement."""
     return {
         "group_ids": [rollout.group.id for rollout, _, _ in steps],
         "attempts": [rollout.group.attempt for rollout, _, _ in steps],
@@ -338,10 +349,10 @@ def _places(steps: Steps) -> dict[str, list[int]]:
 
 
 def _rewards(steps: Steps) -> dict[str, list[Any]]:
-    """What `reward_steps` asks of each reward. A step without one has 0 under all names of its attempt."""
+    """Build the arrays of `reward_steps`. A step without a reward gets 0 for each name of its attempt."""
     given = []
     for one in steps:
-        attempt = (name for step in one[0].all_steps for name in named_rewards(step.reward))
+        attempt = (name for step in one[0].steps for name in named_rewards(step.reward))
         given += [
             (one, *said) for said in (named_rewards(one[2].reward) or dict.fromkeys(attempt, 0.0)).items()
         ]
@@ -350,11 +361,12 @@ def _rewards(steps: Steps) -> dict[str, list[Any]]:
 
 
 def _steps(steps: Steps) -> dict[str, list[Any]]:
-    """What `write_steps` asks of each step."""
+    """Build the arrays of `write_steps`."""
     names = (
         "prompts",
         "responses",
         "states",
+        "requests",
         "codecs",
         "payloads",
         "prompt_lengths",
@@ -362,22 +374,23 @@ def _steps(steps: Steps) -> dict[str, list[Any]]:
         "oldest",
         "newest",
     )
-    rows = [(*_texts(step), *_packed(step.payload)) for _, _, step in steps]
+    rows = [(*_about(step), *_packed(step.payload)) for _, _, step in steps]
     return _places(steps) | dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def _texts(step: Step) -> tuple[str, str, str | None]:
-    """Prompt, response and state as Postgres takes them."""
-    return storable(step.prompt), storable(step.response), step.state and storable(step.state)
+def _about(step: Step) -> tuple[str, str, str | None, Jsonb | None]:
+    """Prompt, response and state without characters that Postgres rejects, and requests."""
+    state, requests = step.state and storable(step.state), [dict(one) for one in step.requests]
+    return storable(step.prompt), storable(step.response), state, Jsonb(requests) if requests else None
 
 
-def _packed(payload: arrays.Payload | None) -> tuple[Any, ...]:
-    """The codec and the bytes, tokens of prompt and response, oldest and newest version."""
+def _packed(payload: codec.Payload | None) -> tuple[Any, ...]:
+    """Codec, bytes, number of prompt and response tokens, oldest and newest version."""
     if payload is None or payload.versions is None:
         return (None,) * 6
     num_trained = len(payload.versions)
     versions = int(payload.versions.min()), int(payload.versions.max())
-    packed = arrays.CODEC, arrays.encode(payload)
+    packed = codec.CODEC, codec.encode(payload)
     return *packed, payload.num_tokens - num_trained, num_trained, *versions
 
 

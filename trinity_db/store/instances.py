@@ -1,13 +1,13 @@
-"""Which store this is. A copy of it, made in any way, is another one, and owns none of its files.
+"""Identify this store. A copy of a store, however it was made, is another store and owns none of its files.
 
 An instance is bound to a place: the server's system identifier, the database's oid and, for an embedded
-server, its home. A role that owns files finds out at its start whether the place is the one in the rows:
+server, its home. A role that owns files compares, at its start, the current place with the recorded one:
 
     the same place                          the same instance
     the same, on a later timeline           a replica was promoted: the same instance
-    another place                           a copy: it becomes an instance of its own
+    another place                           a copy: it becomes a new instance
 
-A store that was moved on purpose looks like a copy. `declare_moved` says that it is none.
+A store that was moved on purpose looks like a copy; `declare_moved` makes it the original again.
 """
 
 import logging
@@ -18,8 +18,8 @@ from uuid import UUID
 
 from psycopg.rows import DictRow
 
-from trinity_db.database import Transaction
 from trinity_db.errors import TrinityError
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a database is."""
+    """Location of a database."""
 
     system_identifier: int
     database_oid: int
@@ -35,27 +35,27 @@ class Place:
     home: str | None
 
     def continues(self, bound: "Place") -> bool:
-        """Whether a store that was bound to another place may be the same one here."""
+        """Whether a store bound to another place may be the same store here."""
         same = (self.system_identifier, self.database_oid) == (bound.system_identifier, bound.database_oid)
-        # A home that is copied has its original's timeline; the home of a promoted replica has a later one.
+        # A copied home has the original's timeline; the home of a promoted replica has a later one.
         return same and (bound.home in (None, self.home) or self.timeline > bound.timeline)
 
 
 @dataclass(frozen=True)
 class Instance:
-    """The store that this database is."""
+    """Identity of the store in this database."""
 
     id: UUID
     copy_of: UUID | None
 
 
 def identify(tx: Transaction) -> Instance:
-    """The instance that this store is. One that is found in another place is a copy from now on.
+    """Return this store's instance. A store found in another place becomes a copy.
 
-    A store that is where it was is only read.
+    If the place is unchanged, the store is only read.
 
     Raises:
-        TrinityError: it is in another place, and this login may not say so.
+        TrinityError: if the place has changed, and this login may not record it.
     """
     place, held = _look(tx)
     if place == _bound(held):
@@ -64,8 +64,8 @@ def identify(tx: Transaction) -> Instance:
         if place.continues(_bound(held)):
             return Instance(held["id"], held["copy_of"])
         raise TrinityError(
-            "This store is a copy of another one, or was moved, and this login may not say which: start its "
-            "trainer, or by the owner's login, if it was moved on purpose, run: trinity-db db moved"
+            "This store is a copy of another one, or was moved, and this login may not record which: start "
+            "its trainer, or, if it was moved on purpose, run with the owner's login: trinity-db db moved"
         )
     place, held = _hold(tx)
     if place.continues(_bound(held)):
@@ -74,24 +74,24 @@ def identify(tx: Transaction) -> Instance:
     _become(tx, place, None, copy_of=held["id"])
     _, held = _hold(tx)
     logger.warning(
-        "this store is a copy of another one, or was moved: from now on it writes checkpoints and archives "
-        "of its own, and leaves the other's alone; if it was moved on purpose, stop its roles, then: "
+        "this store is a copy of another one, or was moved: from now on it writes its own checkpoints and "
+        "archives, and leaves the original's untouched; if it was moved on purpose, stop its roles, then: "
         "trinity-db db moved"
     )
     return Instance(held["id"], held["copy_of"])
 
 
 def known(tx: Transaction) -> UUID | None:
-    """The instance that this store was when a role that owns files last looked; None before the first did."""
+    """Instance recorded by the last role that owns files; None before the first."""
     row = tx.execute(query("read_instance")).fetchone()
     return row["id"] if row else None
 
 
 def declare_moved(tx: Transaction) -> bool:
-    """Say that the store is no copy but was moved here; False where it is where it was.
+    """Record that the store was moved here and is not a copy; False if its place is unchanged.
 
     Raises:
-        TrinityError: as a copy it has trained on or archived, and has files of its own.
+        TrinityError: if it has trained or archived as a copy, and so has its own files.
     """
     place, held = _hold(tx)
     if not place.continues(_bound(held)):
@@ -101,16 +101,16 @@ def declare_moved(tx: Transaction) -> bool:
         return False
     if _asks(tx, "owns_files", {"moment": held["created_at"], "id": held["id"]}):
         raise TrinityError(
-            "This store has published versions or archived arrays as a copy, in folders and tables of its "
-            "own, and goes on there; nothing is lost. To be the original, restore it again and run db moved "
-            "before any role."
+            "This store has published versions or archived arrays as a copy, in its own folders and tables, "
+            "and stays a copy; nothing is lost. To make it the original, restore it again and run "
+            "trinity-db db moved before any role starts."
         )
     _become(tx, place, held["copy_of"], copy_of=None)
     return True
 
 
 def _look(tx: Transaction) -> tuple[Place, DictRow]:
-    """Where the database is, and the row of its instance, which is made where there is none."""
+    """Return the place of the database and the row of its instance, which is created if missing."""
     found = tx.execute(query("server_place")).fetchone()
     assert found is not None
     place = Place(**found)
@@ -123,7 +123,7 @@ def _look(tx: Transaction) -> tuple[Place, DictRow]:
 
 
 def _hold(tx: Transaction) -> tuple[Place, DictRow]:
-    """The same, with the row locked."""
+    """Like `_look`, with the row locked."""
     place, _ = _look(tx)
     held = tx.execute(query("hold_instance")).fetchone()
     assert held is not None

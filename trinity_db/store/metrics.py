@@ -1,8 +1,8 @@
-"""Metrics: roles write them, sinks read them in the order of their ids, each once, and leave none out.
+"""Metrics: roles write them; sinks read them in order of id, each exactly once.
 
-An id is given out before its row can be seen, so that rows appear out of order. A role that writes metrics
-holds a lock that shows as much (`record_metrics`), and up to a settled id nothing appears any more: a
-position is one number. Rows that are inserted by hand, without that lock, may be left out.
+Ids are assigned before rows become visible, so rows appear out of order. A role that writes metrics holds a
+lock meanwhile (`record_metrics`), and no row appears below a settled id: one number is a complete position.
+Rows inserted by hand, without that lock, may be skipped.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,38 +11,38 @@ from datetime import datetime
 
 from psycopg.rows import DictRow
 
-from trinity_db.database import Transaction
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a role measured of one step, or a part of it where others measured at the same time."""
+    """Numbers that a role measured for one step; concurrent measurements may be split."""
 
     id: int
-    """Of its last number."""
+    """Id of its last number."""
     role: WorkerRole
     step: int
-    """Of the trainer; an explorer's is the policy version that it had."""
+    """Step of the trainer; for an explorer, its policy version."""
     time: datetime
     values: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What the store knows of a batch's rollouts beyond their rows."""
+    """Facts about a batch's rollouts that are not in its rows."""
 
     clipped: float | None
-    """The share that ended by its length; None where there are none."""
+    """Share of rollouts that reached the length limit; None without rollouts."""
     rewards: Mapping[str, tuple[float, float]]
-    """Of each name of reward events mean and deviation of the latest values, not weighed."""
+    """Mean and deviation of the latest values by name of reward event, unweighted."""
 
 
 def record_metrics(
     tx: Transaction, run_id: int, role: WorkerRole, step: int, values: Mapping[str, float]
 ) -> None:
-    """Write measured numbers of one step."""
+    """Write metrics of one step."""
     tx.execute(
         query("record_metrics"),
         {
@@ -58,7 +58,7 @@ def record_metrics(
 def record_changes(
     tx: Transaction, run_id: int, role: WorkerRole, step: int, values: Mapping[str, float]
 ) -> None:
-    """Write those numbers of one step that are not what was written of it last."""
+    """Write those metrics of one step whose values differ from the last written ones."""
     written = {"run_id": run_id, "step": step, "names": list(values)}
     last = {row["name"]: row["value"] for row in tx.execute(query("last_metrics"), written)}
     if changed := {name: value for name, value in values.items() if last.get(name) != value}:
@@ -66,34 +66,34 @@ def record_changes(
 
 
 def outcomes_of(tx: Transaction, batch_id: int) -> Outcomes:
-    """How the rollouts of a batch ended and what was said of each."""
+    """Measure how the rollouts of a batch ended, and their rewards by name."""
     row = tx.execute(query("measure_batch"), {"batch_id": batch_id}).fetchone()
     assert row is not None
     return Outcomes(row["clipped"], {one["name"]: (one["mean"], one["std"]) for one in row["rewards"]})
 
 
 def last_id(tx: Transaction) -> int:
-    """The highest id that any metric was given."""
+    """Highest id assigned to any metric."""
     row = tx.execute(query("last_metric_id")).fetchone()
     assert row is not None
     return int(row["id"])
 
 
 def is_settled(tx: Transaction, run_id: int) -> bool:
-    """Whether whatever the run will ever have, up to what `last_id` said before, can be read from now on."""
+    """Whether all rows of the run up to an earlier `last_id` are visible."""
     row = tx.execute(query("metrics_in_flight"), {"run_id": run_id}).fetchone()
     assert row is not None
     return not row["is_so"]
 
 
 def read(tx: Transaction, run_id: int, after: int, upto: int, limit: int) -> list[Measurement]:
-    """What was measured with ids between these, `limit` numbers at most, the first ones first."""
+    """Read metrics with ids in (after, upto], at most `limit` numbers, lowest ids first."""
     values = {"run_id": run_id, "after": after, "upto": upto, "limit": limit}
     return _together(tx.execute(query("read_metrics"), values))
 
 
 def _together(rows: Iterable[DictRow]) -> list[Measurement]:
-    """Neighbours of the same role, step and transaction as one; of a name there is one number in each."""
+    """Merge adjacent rows of the same role, step and transaction; each measurement has a name only once."""
     measured: list[Measurement] = []
     for row in rows:
         one = Measurement(

@@ -1,20 +1,20 @@
-"""Rows that are much like others: the index in which processors look for near duplicates.
+"""Index of responses in which processors find near duplicates.
 
-A row is in the index if its response passed. Processors of a run compare and write under one lock. So the row
-that came first stays, however many processors there are and whenever one is killed.
+A row is in the index if its response passed. Processors of a run compare and write under one lock, so the
+first row is the one kept, whatever the number of processors and whenever one is killed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from trinity_db.database import Database, Transaction
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.queries import query
 
 
 @dataclass(frozen=True)
 class Response:
-    """A response on its way into the index."""
+    """A response to be added to the index."""
 
     id: int
     bands: Sequence[int]
@@ -23,11 +23,11 @@ class Response:
 
 @dataclass(frozen=True)
 class Near:
-    """The response that came first, of which another one is a near duplicate."""
+    """The earlier response that another one nearly duplicates."""
 
     id: int
     jaccard: float
-    """Shingles of both over shingles of either."""
+    """Size of the shingles' intersection over size of their union."""
 
 
 def admit(
@@ -37,13 +37,13 @@ def admit(
     threshold: float,
     shingles: Callable[[str], AbstractSet[str]],
 ) -> dict[int, Near]:
-    """Write responses into the index, but for those that are near duplicates of one in it; returns these.
+    """Add responses to the index, except near duplicates of indexed ones; returns these by id.
 
-    A response that is in it already, as after a crash, stays in it.
+    A response that is indexed already, for example after a crash, stays indexed.
 
     Args:
-        threshold: Jaccard similarity from which on a response is a near duplicate.
-        shingles: of a text.
+        threshold: minimum Jaccard similarity of a near duplicate.
+        shingles: returns the shingles of a text.
     """
     bands = [band for response in responses for band in response.bands]
     known = {response.id: response.shingles for response in responses}
@@ -56,27 +56,27 @@ def admit(
             new = [id for id in found if id not in known]
             if not new:
                 return _admit(tx, responses, found, known, threshold)
-        # Texts are taken apart without the lock; then the index may have more.
+        # Texts are split without the lock, so the index may have grown afterwards.
         with database.transaction(read_only=True) as tx:
             rows = tx.execute(query("read_responses"), {"ids": new}).fetchall()
-        known |= {id: frozenset[str]() for id in new}  # without a text, where it was deleted just now
+        known |= {id: frozenset[str]() for id in new}  # empty if the row was deleted meanwhile
         known |= {row["id"]: shingles(row["response"]) for row in rows}
 
 
 def take_turns(tx: Transaction, run_id: int) -> None:
-    """Let no other processor of the run take a turn before this transaction ends."""
+    """Block the run's other processors until this transaction ends."""
     tx.execute(query("take_turns"), {"run_id": run_id})
 
 
 def kept(tx: Transaction, ids: Sequence[int]) -> dict[int, bool]:
-    """Those of these rows that are there and not dropped; with each whether `clean` has judged it."""
+    """Return, for each of these rows that exists and is not dropped, whether `clean` has judged it."""
     if not ids:
         return {}
     return {row["id"]: row["is_judged"] for row in tx.execute(query("kept_rows"), {"ids": list(ids)})}
 
 
 def jaccard(one: AbstractSet[str], other: AbstractSet[str]) -> float:
-    """The share that two sets have in common of what is in either."""
+    """Size of the intersection of two sets over the size of their union."""
     both = len(one & other)
     return both / (len(one) + len(other) - both)
 

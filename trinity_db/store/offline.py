@@ -1,7 +1,6 @@
-"""Adopted rows on their way to the trainer: text that has no tokens yet gets them, or is dropped.
+"""Prepare adopted rows for the trainer: tokenize text, or drop rows that cannot be used.
 
-How many there are to learn from, and which are kept for evaluation, is asked here too; `store.draws` draws
-them.
+Also counts trainable rows and reads rows held out for evaluation; `store.draws` draws them.
 """
 
 import math
@@ -9,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trinity_db import arrays
-from trinity_db.database import Database, Transaction
+from trinity_db.arrays import codec
 from trinity_db.errors import TrinityError
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Draws
 from trinity_db.store import payloads, processing
 
-FIT_ROWS = 10_000  # of one transaction; some tenths of a second
+FIT_ROWS = 10_000  # per transaction; some tenths of a second
 
 _COUNTS: dict[Draws, str] = {
     "groups": "count_groups",
@@ -34,7 +33,7 @@ _FITS: dict[Draws, str] = {
 
 @dataclass(frozen=True)
 class Text:
-    """An adopted row that has no tokens yet."""
+    """An adopted row without tokens."""
 
     id: int
     prompt: str
@@ -43,50 +42,50 @@ class Text:
     tools: list[dict[str, Any]] | None = None
     reply: list[dict[str, Any]] | None = None
     traced: int | None = None
-    """The experience that it was adopted from, if that has tokens; None: they follow from the text."""
+    """Source experience, if it has tokens; None: tokenize the text."""
     temperature: float | None = None
-    """At which the run that it was adopted from samples; None if that is a data set."""
+    """Sampling temperature of the source run; None for a data set."""
 
     @property
     def task(self) -> dict[str, Any]:
-        """The prompt in the form in which tasks have it."""
+        """The prompt in the format of tasks."""
         return {"messages": self.messages, "tools": self.tools} if self.messages else {"prompt": self.prompt}
 
     @property
     def said(self) -> str | list[dict[str, Any]]:
-        """The response: messages where it is more than a text."""
+        """The response: messages if it is more than text."""
         return self.response if self.reply is None else self.reply
 
 
 @dataclass(frozen=True)
-class Source:
+class AdoptedSource:
     """A run whose rows were adopted, and have no tokens here yet."""
 
     id: int
     name: str
     model: dict[str, Any] | None
-    """Its starting model, as its configuration has it."""
+    """Starting model in that run's configuration."""
 
 
-def unencoded_sources(tx: Transaction, run_id: int) -> list[Source]:
-    """The runs that adopted rows without tokens are of; data sets are not among them."""
-    return [Source(**row) for row in tx.execute(query("unencoded_sources"), {"run_id": run_id})]
+def unencoded_sources(tx: Transaction, run_id: int) -> list[AdoptedSource]:
+    """List the source runs of adopted rows without tokens; data sets are excluded."""
+    return [AdoptedSource(**row) for row in tx.execute(query("unencoded_sources"), {"run_id": run_id})]
 
 
 def count_unencoded(tx: Transaction, run_id: int) -> int:
-    """How many adopted rows have no tokens yet."""
+    """Count the adopted rows without tokens."""
     row = tx.execute(query("count_unencoded"), {"run_id": run_id}).fetchone()
     assert row is not None
     return int(row["rows"])
 
 
 def unencoded(tx: Transaction, run_id: int, after: int, limit: int) -> list[Text]:
-    """The next adopted rows without tokens, by id."""
+    """Read the next adopted rows without tokens, by id."""
     rows = tx.execute(query("unencoded_rows"), {"run_id": run_id, "after": after, "limit": limit})
     return [Text(**row) for row in rows]
 
 
-def write_tokens(tx: Transaction, encoded: Sequence[tuple[int, arrays.Payload]]) -> None:
+def write_tokens(tx: Transaction, encoded: Sequence[tuple[int, codec.Payload]]) -> None:
     """Store the tokens of rows, by id."""
     ids = [row_id for row_id, _ in encoded]
     trained = [payload.num_trained for _, payload in encoded]
@@ -95,9 +94,9 @@ def write_tokens(tx: Transaction, encoded: Sequence[tuple[int, arrays.Payload]])
         query("insert_payloads"),
         {
             "ids": ids,
-            "codecs": [arrays.CODEC] * len(encoded),
+            "codecs": [codec.CODEC] * len(encoded),
             "num_tokens": lengths,
-            "data": [arrays.encode(payload) for _, payload in encoded],
+            "data": [codec.encode(payload) for _, payload in encoded],
         },
     )
     tx.execute(
@@ -111,7 +110,7 @@ def write_tokens(tx: Transaction, encoded: Sequence[tuple[int, arrays.Payload]])
 
 
 def drop(tx: Transaction, run_id: int, rows: Sequence[tuple[int, str, str]]) -> None:
-    """Drop rows that the model cannot use, each with reason and explanation, and the pairs they are in."""
+    """Drop rows that the model cannot use, with reason and explanation, and the pairs that contain them."""
     if not rows:
         return
     ids = [row_id for row_id, _, _ in rows]
@@ -123,15 +122,15 @@ def drop(tx: Transaction, run_id: int, rows: Sequence[tuple[int, str, str]]) -> 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A row that is kept for evaluation, as it is now."""
+    """Current content of a row held out for evaluation."""
 
     experience_id: int
-    payload: arrays.Payload
+    payload: codec.Payload
     reward: float | None
 
 
 def held_out(database: Database, run_id: int, pairs: bool, limit: int) -> list[HeldOut]:
-    """Rows, or chosen and rejected ones in turn, that are kept for evaluation."""
+    """Read rows held out for evaluation; with `pairs`, chosen and rejected rows in turn."""
     name = "held_out_pairs" if pairs else "held_out_rows"
     with database.transaction() as tx:
         rows = tx.execute(query(name), {"run_id": run_id, "limit": limit}).fetchall()
@@ -140,10 +139,10 @@ def held_out(database: Database, run_id: int, pairs: bool, limit: int) -> list[H
 
 
 def seed_groups(database: Database, run_id: int, min_size: int) -> None:
-    """Let adopted groups whose rows all have tokens into passes, or drop them; harmless when repeated.
+    """Make adopted groups trainable once all their rows have tokens, or drop them. Idempotent.
 
     Args:
-        min_size: attempts that a group needs.
+        min_size: minimum number of attempts in a group.
     """
     values = {"run_id": run_id, "min_size": min_size, "limit": FIT_ROWS}
     while True:
@@ -154,22 +153,22 @@ def seed_groups(database: Database, run_id: int, min_size: int) -> None:
 
 
 def count_unsampled(tx: Transaction, run_id: int) -> int:
-    """How many rows of adopted groups have no log-probabilities of the policy that sampled them."""
+    """Count rows of adopted groups without log-probabilities of the policy that sampled them."""
     row = tx.execute(query("count_unsampled"), {"run_id": run_id}).fetchone()
     assert row is not None
     return int(row["rows"])
 
 
 def count_trainable(tx: Transaction, run_id: int, draws: Draws) -> dict[int, int]:
-    """Groups, rows or pairs that the whole of the training uses, by how often each was used already."""
+    """Count the groups, rows or pairs of the whole training, by number of uses so far."""
     rows = tx.execute(query(_COUNTS[draws]), {"run_id": run_id})
     return {row["uses"]: row["rows"] for row in rows}
 
 
 def steps_left(trainable: Mapping[int, int], batch_size: int, epochs: float) -> int:
-    """How many steps use each group, row or pair `epochs` times; no step reaches into the next pass.
+    """Number of steps that use each group, row or pair `epochs` times; no step extends into the next pass.
 
-    Of a pass that is not ended, such as the second of 1.5, it is the share of its steps, rounded up.
+    A partial pass, such as the second of 1.5, counts as its share of steps, rounded up.
     """
     last = math.ceil(epochs)
     passes = range(min(trainable, default=last), last)
@@ -178,18 +177,18 @@ def steps_left(trainable: Mapping[int, int], batch_size: int, epochs: float) -> 
     if steps:
         whole = math.ceil(sum(trainable.values()) / batch_size)
         share = epochs - (last - 1)
-        left_out = whole - math.ceil(round(share * whole, 6))  # what is no whole number by rounding is one
+        left_out = whole - math.ceil(round(share * whole, 6))  # avoid a step too many from float error
         steps[-1] = max(steps[-1] - left_out, 0)
     return sum(steps)
 
 
 def fit_to_epochs(database: Database, run_id: int, draws: Draws, epochs: int) -> int:
-    """Make groups, rows or pairs ready again that may be used more often than before, or the other way round.
+    """Make groups, rows or pairs ready again if more epochs allow it, or trained if fewer do.
 
-    In transactions of FIT_ROWS. For the run's trainer; harmless when repeated.
+    Uses transactions of FIT_ROWS. For the run's trainer; idempotent.
 
     Returns:
-        how many it moved.
+        the number of changed rows.
     """
     name, moved = _FITS[draws], 0
     values = {"run_id": run_id, "epochs": epochs, "limit": FIT_ROWS}
@@ -202,15 +201,15 @@ def fit_to_epochs(database: Database, run_id: int, draws: Draws, epochs: int) ->
 
 
 def count_unlabelled(tx: Transaction, run_id: int) -> int:
-    """Rows that lack the reward that would say whether they are good; 0 where the run does not ask."""
+    """Count rows without the reward that labels them; 0 if the run needs no labels."""
     row = tx.execute(query("count_unlabelled"), {"run_id": run_id}).fetchone()
     assert row is not None
     return int(row["rows"])
 
 
 def too_few(available: int, experts: int) -> TrinityError:
-    """What to say where a run has fewer adopted rows to imitate than a step takes beside its groups."""
+    """Error for a run with fewer adopted rows than a step adds to its groups."""
     return TrinityError(
         f"algorithm.expert_rows takes {experts} rows to imitate in each step, and the run has {available}: "
-        "import more into a data set that data: names, or lower it."
+        "import more into a data set listed in data, or lower it."
     )

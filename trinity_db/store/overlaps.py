@@ -1,43 +1,44 @@
-"""Evidence that training text has text of tasks that are kept for evaluation; a person judges it."""
+"""Evidence that training text overlaps with evaluation tasks; a person judges it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from psycopg.rows import DictRow
 
-from trinity_db.database import Database, Transaction
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.queries import query
+from trinity_db.schema.typed_rows import OverlapRow
 
 CHUNK = 1000  # rows read at a time
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """A task that is kept for evaluation, and how much of it a text has."""
+    """Share of an evaluation task's text found in another text."""
 
     task_id: int
     share: float
-    """Of its runs of words, above 0."""
+    """Share of its word sequences, above 0."""
     text: str
-    """The first of these runs."""
+    """The first of these sequences."""
     of_task_id: int | None = None
-    """The task whose text it is; None where it is a response."""
+    """Task that contains the text; None for a response."""
     experience_id: int | None = None
 
 
 def tasks(database: Database, taskset_id: int) -> Iterator[list[DictRow]]:
-    """All tasks of a taskset, as ids and payloads, some at a time."""
+    """Read all tasks of a taskset (ids and payloads) in chunks."""
     yield from _pages(database, "tasks_after", {"taskset_id": taskset_id})
 
 
 def responses(database: Database, run_id: int) -> Iterator[list[DictRow]]:
-    """The responses of all rows that are a run's own, with their ids, some at a time."""
+    """Read the responses of a run's own rows, with their ids, in chunks."""
     yield from _pages(database, "responses_after", {"run_id": run_id})
 
 
 def write(tx: Transaction, measure: str, found: Sequence[Overlap]) -> int:
-    """Record evidence; returns how many are new."""
+    """Record evidence; returns the number of new records."""
     values = {
         "measure": measure,
         "task_ids": [one.task_id for one in found],
@@ -51,10 +52,12 @@ def write(tx: Transaction, measure: str, found: Sequence[Overlap]) -> int:
 
 def strongest(
     tx: Transaction, with_id: int, taskset_id: int | None, run_id: int | None, measure: str, limit: int
-) -> list[DictRow]:
-    """Evidence about a taskset's tasks and a run's rows, the largest shares first."""
+) -> list[OverlapRow]:
+    """Read the evidence about a taskset's tasks and a run's rows, largest shares first."""
     values = {"with_id": with_id, "taskset_id": taskset_id, "run_id": run_id, "measure": measure}
-    return tx.execute(query("strongest_overlaps"), values | {"limit": limit}).fetchall()
+    return cast(
+        list[OverlapRow], tx.execute(query("strongest_overlaps"), values | {"limit": limit}).fetchall()
+    )
 
 
 def _pages(database: Database, name: str, values: dict[str, Any]) -> Iterator[list[DictRow]]:

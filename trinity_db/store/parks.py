@@ -1,45 +1,46 @@
-"""Attempts that wait without a place in an explorer: how they park, are answered, and go on."""
+"""Parked attempts: they wait without using an explorer's capacity, are answered, and resume."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
-from trinity_db.database import Transaction
 from trinity_db.errors import LeaseLost, NotFound, TrinityError
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
+from trinity_db.schema.typed_rows import ParkedAttempt
 from trinity_db.store import calls, runs
 from trinity_db.store.calls import Call, Entered
 from trinity_db.store.groups import ClaimedGroup, Reward
 
-MAX_BYTES = 2**20  # of a state or an answer, as JSON: they are read whole each time that people look
+MAX_BYTES = 2**20  # size limit of a state or an answer as JSON; listings read them in full
 Mark = tuple[list[int], Reward, str | None]
-"""A rollout step: the numbers of its calls, what it earned, and the state of its environment."""
+"""A rollout step: the numbers of its calls, its reward, and the state of its environment."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of an attempt from which it goes on."""
+    """Point from which a parked attempt resumes."""
 
     state: Any
-    """What the workflow gave: any JSON value."""
+    """State from the workflow: any JSON value."""
     calls: int
-    """How many calls of the policy there were."""
+    """Number of policy calls so far."""
     steps: Sequence[Mark]
-    """The rollout steps that were made of them."""
+    """Rollout steps made of these calls."""
     version_min: int | None
-    """Oldest policy version of its tokens; None: it has none."""
+    """Oldest policy version of its tokens; None without tokens."""
     seconds: float | None
-    """After which it goes on without an answer; None: it waits for one."""
+    """Seconds until it resumes without an answer; None: it waits for an answer."""
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """A parked attempt that goes on."""
+class ResumedAttempt:
+    """A resumed attempt."""
 
     state: Any
     answer: Any
@@ -48,37 +49,37 @@ class Resumed:
     steps: Sequence[Mark]
     attempt: int
     agent: Entered
-    """The agent that goes on with it."""
+    """Agent that continues it."""
     said: list[Call]
-    """Its calls in their order."""
+    """Its calls in order."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What came of an answer."""
+    """Result of answering a ticket."""
 
     run: str
     run_state: str
     parked_at: datetime | None
-    """None: the attempt has not parked yet, and goes on at once when it does."""
+    """None: the attempt has not parked yet, and resumes as soon as it does."""
 
 
 def check(value: Any, what: str) -> None:
-    """Refuse what would not come back from the store as it is.
+    """Check that a value survives a round trip through the store.
 
     Raises:
-        TypeError: it is no JSON, as a key of a dict that is no text.
-        ValueError: a number is not finite, a text has a character that Postgres does not take, or it is too
-            large.
+        TypeError: if it is not JSON, for example a dict with a key that is not text.
+        ValueError: if a number is not finite, a text has a character that Postgres rejects, or it is too
+        large.
     """
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"{what} has half of a surrogate pair, which the store does not take.") from None
+        raise ValueError(f"{what} has half of a surrogate pair, which the store cannot hold.") from None
     except (TypeError, ValueError, RecursionError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{what} is no JSON: {error}") from None
+        raise kind(f"{what} is not JSON: {error}") from None
     if size > MAX_BYTES:
         raise ValueError(f"{what} has {size} bytes as JSON; at most {MAX_BYTES} are stored.")
     _check_texts(value, what)
@@ -86,11 +87,11 @@ def check(value: Any, what: str) -> None:
 
 def _check_texts(value: Any, what: str) -> None:
     if isinstance(value, str) and "\x00" in value:
-        raise ValueError(f"{what} has the character NUL, which the store does not take.")
+        raise ValueError(f"{what} has the character NUL, which the store cannot hold.")
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
-                raise TypeError(f"{what} has the key {key!r:.80}; the keys of JSON are texts.")
+                raise TypeError(f"{what} has the key {key!r:.80}; JSON keys are text.")
             _check_texts(key, what)
             _check_texts(value[key], what)
     elif isinstance(value, list | tuple):
@@ -99,10 +100,10 @@ def _check_texts(value: Any, what: str) -> None:
 
 
 def ticket(tx: Transaction, worker_id: int, agent_id: int) -> int:
-    """The number by which the next park of an agent's attempt is answered. It is the same until it parks.
+    """Return the ticket for the next park of an agent's attempt. The number is the same until it parks.
 
     Raises:
-        LeaseLost: the agent has ended, or another worker has its group.
+        LeaseLost: if the agent has ended, or another worker holds its group.
     """
     values = {"worker_id": worker_id, "agent_id": agent_id}
     tx.execute(query("give_ticket"), values)
@@ -121,13 +122,13 @@ def park(
     point: Point,
     said: Sequence[Call],
 ) -> None:
-    """Park an attempt by its ticket, with the calls that are not stored yet. Harmless when repeated.
+    """Park an attempt with its ticket, and store its calls that are not stored yet. Idempotent.
 
     Args:
-        attempt: of the group's lease under which it began; its random numbers follow from it.
+        attempt: lease number of the group at the attempt's start; it seeds the random numbers.
 
     Raises:
-        LeaseLost: the agent has ended, or another worker has its group. Nothing is stored then.
+        LeaseLost: if the agent has ended, or another worker holds its group. Nothing is stored then.
     """
     record = {"calls": point.calls, "steps": point.steps, "attempt": attempt}
     values = {
@@ -146,11 +147,11 @@ def park(
 
 
 def answer(tx: Transaction, number: int, value: Any, by: str | None) -> Answered:
-    """Answer a parked attempt, which any explorer of its run goes on with. Harmless when repeated.
+    """Answer a parked attempt, so that any explorer of its run resumes it. Idempotent.
 
     Raises:
-        NotFound: there is no such ticket.
-        TrinityError: it has another answer, or its attempt went on without one, or has ended.
+        NotFound: if the ticket does not exist.
+        TrinityError: if it has another answer, or its attempt resumed without one, or has ended.
     """
     values = {"ticket": number, "answer": Jsonb(value), "by": by}
     is_new = tx.execute(query("answer_park"), values).fetchone() is not None
@@ -158,7 +159,7 @@ def answer(tx: Transaction, number: int, value: Any, by: str | None) -> Answered
     if found is None:
         raise NotFound(f"There is no ticket {number}; trinity-db parked RUN lists those of a run.")
     if not is_new and not found["is_same"]:
-        raise TrinityError(f"Ticket {number} takes no answer: {_reason(found)}.")
+        raise TrinityError(f"Ticket {number} cannot be answered: {_reason(found)}.")
     runs.announce(tx, found["run_id"])
     return Answered(found["run"], found["run_is"], found["parked_at"])
 
@@ -168,14 +169,16 @@ def _reason(found: DictRow) -> str:
         by = "" if found["answered_by"] is None else f" by {found['answered_by']}"
         return f"it was answered{by} at {found['answered_at']:%Y-%m-%d %H:%M:%S %Z}"
     if found["resumed_at"] is not None:
-        return f"its attempt went on without one at {found['resumed_at']:%Y-%m-%d %H:%M:%S %Z}"
+        return f"its attempt resumed without one at {found['resumed_at']:%Y-%m-%d %H:%M:%S %Z}"
     return f"its attempt ended at {found['ended_at']:%Y-%m-%d %H:%M:%S %Z}"
 
 
-def resume(tx: Transaction, worker_id: int, group: ClaimedGroup, member: int, key: str) -> Resumed | None:
-    """Go on with a parked member of a group that the worker holds, by a new agent; None: there is none.
+def resume(
+    tx: Transaction, worker_id: int, group: ClaimedGroup, member: int, key: str
+) -> ResumedAttempt | None:
+    """Resume a parked member of a group that the worker holds, with a new agent; None if none exists.
 
-    Calls that the attempt made after it parked, as by an explorer that died, stay with the agent before.
+    Calls made after the attempt parked, for example by an explorer that died, stay with the earlier agent.
     """
     values = {"worker_id": worker_id, "group_id": group.id, "attempt": group.attempt, "ordinal": member}
     found = tx.execute(query("resume_park"), values).fetchone()
@@ -187,7 +190,7 @@ def resume(tx: Transaction, worker_id: int, group: ClaimedGroup, member: int, ke
     steps = [(numbers, reward, state) for numbers, reward, state in record["steps"]]
     said = calls.read(tx, agent.id)
     asked = found["state"], found["answer"], found["is_answered"]
-    return Resumed(*asked, record["calls"], steps, record["attempt"], agent, said)
+    return ResumedAttempt(*asked, record["calls"], steps, record["attempt"], agent, said)
 
 
 def woken(
@@ -198,10 +201,10 @@ def woken(
     max_staleness: int | None,
     greedy: bool,
 ) -> list[ClaimedGroup]:
-    """Parked members that may go on, of groups that the worker holds.
+    """Return parked members that may resume, in groups that the worker holds.
 
     Args:
-        version: the one that the worker has loaded; staleness is counted from it.
+        version: the version that the worker has loaded; staleness is counted from it.
     """
     values = {
         "worker_id": worker_id,
@@ -225,10 +228,12 @@ def woken(
 
 
 def end_spare(tx: Transaction, group_ids: Sequence[int]) -> None:
-    """End parked attempts of groups that are complete without them."""
+    """End parked attempts in groups that are complete without them."""
     tx.execute(query("end_spare_parks"), {"group_ids": list(group_ids)})
 
 
-def parked(tx: Transaction, run_id: int, limit: int) -> list[DictRow]:
-    """Attempts of a run that are parked now, the longest first."""
-    return tx.execute(query("list_parks"), {"run_id": run_id, "limit": limit}).fetchall()
+def parked(tx: Transaction, run_id: int, limit: int) -> list[ParkedAttempt]:
+    """List the parked attempts of a run, longest first."""
+    return cast(
+        list[ParkedAttempt], tx.execute(query("list_parks"), {"run_id": run_id, "limit": limit}).fetchall()
+    )

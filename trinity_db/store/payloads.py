@@ -1,11 +1,11 @@
-"""Payloads: their bytes in Postgres while they are hot, in the archive once their rows are done with.
+"""Payloads: their bytes are in Postgres while hot, and in the archive once their rows are finished.
 
-Readers come here and need not know where the bytes are. Bytes move in one direction: a payload's row has them
-until they are safe in Lance, and from then on the id of their Lance row. Rows that an archiver left in Lance
-without a pointer, because it died or was replaced, are orphans and are removed.
+Readers call this module and need not know where the bytes are. Bytes move in one direction: a payload's row
+holds them until they are safe in Lance, and from then on it holds the id of their Lance row. Rows left in
+Lance without a pointer, by an archiver that died or was replaced, are orphans and are removed.
 
-A Lance table belongs to the store instance that made it, which alone appends to it, merges its files and
-removes rows. A copy of the store points to rows in it too: it reads them, and archives into its own table.
+A Lance table belongs to the store instance that created it; only that instance appends, compacts and removes
+rows. A copy of the store also points to rows in it: it reads them, and archives into its own table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,28 +16,28 @@ from uuid import UUID
 
 from psycopg.rows import DictRow
 
-from trinity_db import archive, arrays
-from trinity_db.database import Database, Transaction
+from trinity_db.arrays import archive, codec
 from trinity_db.errors import LeaseLost, NotFound
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.queries import query
 from trinity_db.store import instances, workers
 
 
 @dataclass(frozen=True)
 class Lease:
-    """What the one archiver of a run in this store holds."""
+    """Lease of a run's only archiver in this store."""
 
     run_id: int
     store: UUID
-    """The instance that the table belongs to."""
+    """Instance that owns the table."""
     number: int
-    """Of the archive, among those of the run."""
+    """Number of the archive within the run."""
     table: str
     """Name of the Lance table."""
     worker_id: int
     attempt: int
     has_rows: bool
-    """Whether anything was archived when it was taken."""
+    """Whether anything was archived when the lease was taken."""
 
 
 @dataclass(frozen=True)
@@ -46,49 +46,69 @@ class Archivable:
 
     ids: list[int]
     is_full: bool
-    """Whether there may be more of them than were asked for."""
+    """Whether there may be more than were requested."""
 
 
-def read(database: Database, ids: Sequence[int]) -> dict[int, arrays.Payload]:
-    """The payloads of experiences that have one, by id.
+def read(database: Database, ids: Sequence[int]) -> dict[int, codec.Payload]:
+    """Read the payloads of experiences that have one, by id.
 
-    Raises: as `select`.
+    Raises: see `select`.
     """
     rows = packed(database, ids)
-    return {row["experience_id"]: arrays.decode(row["codec"], row["data"], row["num_tokens"]) for row in rows}
+    return {row["experience_id"]: codec.decode(row["codec"], row["data"], row["num_tokens"]) for row in rows}
 
 
 def packed(database: Database, ids: Sequence[int]) -> list[DictRow]:
-    """The same as they are stored: codec, num_tokens and data of each.
+    """Read stored payloads without decoding them: codec, num_tokens and data.
 
-    Raises: as `select`.
+    Raises: see `select`.
     """
     return select(database, "read_payloads", {"ids": list(ids)})
 
 
 def select(database: Database, name: str, values: Mapping[str, Any]) -> list[DictRow]:
-    """The rows of a query with the columns of `read_payloads`, with data from Postgres or the archive.
+    """Run a query with the columns of `read_payloads`, and fill in data from Postgres or the archive.
 
-    The archive is read after the transaction, since the server ends a transaction that stands still for long.
+    The archive is read after the transaction, since the server ends transactions that are idle for long.
     Nothing is lost in between, since pointers to the archive never change.
 
     Raises:
-        NotFound: bytes were pruned, or are not where they should be in the archive.
-        TrinityError: the archive cannot be read.
+        NotFound: if bytes were pruned, or are missing from the archive.
+        TrinityError: if the archive cannot be read.
     """
     with database.transaction() as tx:
-        rows = tx.execute(query(name), values, binary=True).fetchall()
-        _none_is_pruned(rows)
-        pointers = {row["experience_id"]: row.pop("archive_row") for row in rows}
-        archive_rows = {id: row_id for id, row_id in pointers.items() if row_id is not None}
-        away = {"ids": list(archive_rows)}
-        tables = tx.execute(query("archived_payloads"), away).fetchall() if archive_rows else []
+        read = _stored(tx, name, values)
+        _none_is_pruned(read.rows)
     found: dict[int, bytes] = {}
-    for table in tables:
-        found |= fetch(table["name"], {id: archive_rows[id] for id in table["ids"]})
-    for row in rows:
+    for table, archive_rows in read.archived.items():
+        found |= fetch(table, archive_rows)
+    for row in read.rows:
         row["data"] = found.get(row["experience_id"], row["data"])
-    return rows
+    return read.rows
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Payloads as the database has them."""
+
+    rows: list[DictRow]
+    """With data None if it is in the archive."""
+    archived: dict[str | None, dict[int, int]]
+    """Rows of each Lance table, by experience id. None: the store does not know the table."""
+
+
+def stored(tx: Transaction, ids: Sequence[int]) -> Stored:
+    """Read the payloads of experiences that have one; pruned ones have neither data nor an archive row."""
+    return _stored(tx, "read_payloads", {"ids": list(ids)})
+
+
+def _stored(tx: Transaction, name: str, values: Mapping[str, Any]) -> Stored:
+    rows = tx.execute(query(name), values, binary=True).fetchall()
+    pointers = {row["experience_id"]: row.pop("archive_row") for row in rows}
+    archive_rows = {id: row_id for id, row_id in pointers.items() if row_id is not None}
+    away = {"ids": list(archive_rows)}
+    tables = tx.execute(query("archived_payloads"), away).fetchall() if archive_rows else []
+    return Stored(rows, {table["name"]: {id: archive_rows[id] for id in table["ids"]} for table in tables})
 
 
 def _none_is_pruned(rows: Sequence[DictRow]) -> None:
@@ -97,20 +117,20 @@ def _none_is_pruned(rows: Sequence[DictRow]) -> None:
         others = f" and of {len(pruned) - 1} others" if len(pruned) > 1 else ""
         raise NotFound(
             f"The arrays of experience {pruned[0]}{others} were pruned on {moments[pruned[0]]:%Y-%m-%d} "
-            "(trinity-db prune) and cannot be read any more; text, reward and history stay."
+            "(trinity-db prune) and can no longer be read; text, reward and history stay."
         )
 
 
 def fetch(table: str | None, archive_rows: Mapping[int, int]) -> dict[int, bytes]:
-    """What one Lance table has, by experience id.
+    """Read rows of one Lance table, by experience id.
 
     Args:
-        table: its name; None where the store does not know it.
+        table: its name; None if the store does not know it.
         archive_rows: rows of the table, by experience id.
 
     Raises:
-        NotFound: bytes are not where they should be.
-        TrinityError: the archive cannot be read.
+        NotFound: if bytes are missing.
+        TrinityError: if the archive cannot be read.
     """
     found = archive.read(table, archive_rows) if table else {}
     if missing := [id for id in archive_rows if id not in found]:
@@ -123,10 +143,10 @@ def fetch(table: str | None, archive_rows: Mapping[int, int]) -> dict[int, bytes
 
 
 def claim_archive(tx: Transaction, run_id: int, worker_id: int, lease_seconds: float) -> Lease | None:
-    """Become the run's one archiver in this store; None while another one is.
+    """Become the run's only archiver in this store; None if there is another one.
 
     Raises:
-        TrinityError: the store is in another place than it was, and this login may not say so.
+        TrinityError: if the store's place has changed, and this login may not record it.
     """
     store = instances.identify(tx).id
     values = {"run_id": run_id, "store": store, "worker_id": worker_id, "lease_seconds": lease_seconds}
@@ -138,7 +158,7 @@ def claim_archive(tx: Transaction, run_id: int, worker_id: int, lease_seconds: f
 
 
 def archivable(tx: Transaction, run_id: int, floor: int, max_rows: int, max_bytes: int) -> Archivable:
-    """The next payloads, by experience id and from one on, that may be archived; one where there are any."""
+    """Select the next payloads to archive, from experience id `floor`; at least one if any are due."""
     values = {"run_id": run_id, "floor": floor, "limit": max_rows}
     rows = tx.execute(query("archivable_payloads"), values).fetchall()
     ends = list(accumulate(row["bytes"] for row in rows))
@@ -148,26 +168,26 @@ def archivable(tx: Transaction, run_id: int, floor: int, max_rows: int, max_byte
 
 
 def archive_floor(tx: Transaction, run_id: int, floor: int) -> int:
-    """The id, from one on, below which no row of the run that can be seen has anything left to archive."""
+    """Return the lowest id >= `floor` of a visible row that still has something to archive."""
     row = tx.execute(query("archive_floor"), {"run_id": run_id, "floor": floor}).fetchone()
     return row["id"] if row else floor
 
 
-def to_archive(tx: Transaction, ids: Sequence[int]) -> list[archive.Row]:
-    """Payloads whose bytes are in Postgres, with what people ask about them."""
+def to_archive(tx: Transaction, ids: Sequence[int]) -> list[archive.ArchivedPayload]:
+    """Read payloads whose bytes are in Postgres, with the metadata that the archive stores."""
     rows = tx.execute(query("rows_to_archive"), {"ids": list(ids)}, binary=True).fetchall()
-    found = [arrays.decode(row["codec"], row["data"], row["num_tokens"]) for row in rows]
+    found = [codec.decode(row["codec"], row["data"], row["num_tokens"]) for row in rows]
     return [
-        archive.Row(**row, token_ids=payload.token_ids, action_mask=payload.action_mask)
+        archive.ArchivedPayload(**row, token_ids=payload.token_ids, action_mask=payload.action_mask)
         for row, payload in zip(rows, found, strict=True)
     ]
 
 
 def move(tx: Transaction, lease: Lease, archive_rows: Mapping[int, int], num_bytes: int) -> None:
-    """The bytes of these experiences are safe in Lance, in these rows: let go of them here.
+    """Replace the bytes of experiences with their rows in Lance, where they are safe.
 
     Raises:
-        LeaseLost: another archiver has the lease; nothing is moved.
+        LeaseLost: if another archiver has the lease; nothing is changed.
     """
     _hold(tx, lease)
     place = {"run_id": lease.run_id, "number": lease.number}
@@ -177,21 +197,21 @@ def move(tx: Transaction, lease: Lease, archive_rows: Mapping[int, int], num_byt
 
 
 def num_archived(tx: Transaction, lease: Lease) -> int:
-    """How many payloads of the run were archived in this table.
+    """Count the payloads of the run that were archived in this table.
 
     Raises:
-        LeaseLost: another archiver has the lease.
+        LeaseLost: if another archiver has the lease.
     """
     return _hold(tx, lease)
 
 
 def orphans(tx: Transaction, lease: Lease, archive_rows: Sequence[tuple[int, int]]) -> list[int]:
-    """Which rows of the Lance table, given as row and experience id, no payload points to, or ever will.
+    """Return rows of the Lance table (given as row and experience id) that no payload will ever point to.
 
-    The rows must have been read after the lease was taken, and none of them be on its way to a `move`.
+    The rows must have been read after the lease was taken, and none of them may be part of a pending `move`.
 
     Raises:
-        LeaseLost: another archiver has the lease, and may be about to point to some.
+        LeaseLost: if another archiver has the lease; it may be about to point to some of them.
     """
     _hold(tx, lease)
     values = {
@@ -203,15 +223,15 @@ def orphans(tx: Transaction, lease: Lease, archive_rows: Sequence[tuple[int, int
 
 
 def archives(tx: Transaction, run_id: int, store: UUID) -> list[tuple[str, bool]]:
-    """The Lance tables of a run by name, and whether this store instance writes them."""
+    """List the Lance tables of a run, and whether this store instance writes them."""
     rows = tx.execute(query("archives_of_run"), {"run_id": run_id, "store": store})
     return [(row["name"], row["is_own"]) for row in rows]
 
 
 def _hold(tx: Transaction, lease: Lease) -> int:
-    """Let no other worker become the archiver before this transaction ends; how many payloads were archived.
+    """Block replacement of the archiver until this transaction ends; returns the number of archived payloads.
 
-    The server may have been replaced by a copy of it since the lease was taken: then the table is another's.
+    The server may have been replaced with a copy since the lease was taken; the table is not the copy's.
     """
     workers.hold_place(tx, lease.worker_id)
     values = {"store": instances.identify(tx).id, "run_id": lease.run_id, "worker_id": lease.worker_id}

@@ -1,72 +1,70 @@
-"""Policy versions: published by the trainer, picked up by explorers. Some have a checkpoint to go on from."""
+"""Policy versions: published by the trainer, loaded by explorers. Some have a checkpoint to resume from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_db.database import Transaction
 from trinity_db.errors import LeaseLost
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.store import evaluations, runs
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a trainer goes on from at a version, in a folder of its own."""
+    """Files from which a trainer resumes at a version, in a separate folder."""
 
     folder: Path
     hash: str
     address: str | None = None
-    """Of the same files in an object store. None: they are in the folder alone."""
+    """Address of the same files in an object store. None: they are only in the folder."""
 
 
 @dataclass(frozen=True)
 class PolicyVersion:
-    """A published version whose weights are there."""
+    """A published version whose weights exist."""
 
     version: int
     step: int
     checkpoint: Path
-    """The folder of its weights."""
+    """Folder of its weights."""
     checkpoint_hash: str
     resumed: Checkpoint | None = None
-    """None: no trainer can go on from it, unless it is version 0, the starting model."""
+    """None: no trainer can resume from it, unless it is version 0, the starting model."""
     weights: str | None = None
-    """Address of the same files in an object store. None: they are in the folder alone."""
+    """Address of the same files in an object store. None: they are only in the folder."""
     broadcast_at: str | None = None
-    """Where the trainer sends it by broadcast, if it is the newest one. None: it does not."""
+    """Address from which the trainer broadcasts it, if it is the newest version. None: no broadcast."""
 
     @property
     def is_start(self) -> bool:
-        """Whether a trainer can go on from it."""
+        """Whether a trainer can resume from it."""
         return self.version == 0 or self.resumed is not None
 
     @property
     def folders(self) -> list[Path]:
-        """Those of its weights and of its checkpoint. In runs of before these are one."""
-        resumed = [self.resumed.folder] if self.resumed else []
-        return list(dict.fromkeys([self.checkpoint, *resumed]))
+        """Folders of its weights and its checkpoint."""
+        return [self.checkpoint, *([self.resumed.folder] if self.resumed else [])]
 
 
 @dataclass(frozen=True)
-class Pruned:
-    """What need not stay as it is."""
+class PrunedCheckpoints:
+    """Result of pruning checkpoints."""
 
     deleted: list[tuple[int, Path]]
-    """Versions that are forgotten, and the folders to delete."""
+    """Versions that were pruned, and the folders to delete."""
     packable: set[int]
-    """Versions whose weights stay, and need not be whole."""
+    """Versions whose weights stay, and may be stored as deltas."""
 
 
 def publish(tx: Transaction, run_id: int, policy: PolicyVersion, worker_id: int | None = None) -> None:
-    """Record a version; it includes every batch committed since the one before.
+    """Record a version; it includes every batch committed since the previous version. Idempotent.
 
-    The evaluations that the configuration wants of it begin in the same transaction.
-    Call it when the files are safe on disk, never before. Saying it again changes nothing. All
-    versions but the first name the worker that committed their last step.
+    The evaluations configured for it begin in the same transaction. Call it only when the files are safe on
+    disk. All versions except the first name the worker that committed their last step.
 
     Raises:
-        LeaseLost: another trainer took the run over, and this version's steps were reopened.
+        LeaseLost: if another trainer took the run over, and this version's steps were reopened.
     """
     values = {
         "run_id": run_id,
@@ -86,12 +84,12 @@ def publish(tx: Transaction, run_id: int, policy: PolicyVersion, worker_id: int 
 
 
 def record_checkpoint(tx: Transaction, run_id: int, version: int, checkpoint: Checkpoint) -> None:
-    """Record what a trainer goes on from at a version. Saying it again changes nothing.
+    """Record the checkpoint from which a trainer resumes at a version. Idempotent.
 
     Call it in a transaction that holds the trainer's place, when the files are safe on disk.
 
     Raises:
-        LeaseLost: the version was withdrawn, so another trainer took the run over.
+        LeaseLost: if the version was withdrawn, because another trainer took the run over.
     """
     values = {"run_id": run_id, "version": version} | named(checkpoint)
     if not tx.execute(query("record_checkpoint"), values).rowcount:
@@ -99,7 +97,7 @@ def record_checkpoint(tx: Transaction, run_id: int, version: int, checkpoint: Ch
 
 
 def record_upload(tx: Transaction, run_id: int, version: int, checkpoint: Checkpoint) -> None:
-    """Record where a checkpoint is in an object store, once all of it is there."""
+    """Record the object store address of a checkpoint that is completely uploaded."""
     values = {
         "run_id": run_id,
         "version": version,
@@ -110,25 +108,25 @@ def record_upload(tx: Transaction, run_id: int, version: int, checkpoint: Checkp
 
 
 def newest(tx: Transaction, run_id: int) -> PolicyVersion | None:
-    """The newest version whose weights are there; None before the first."""
+    """Return the newest version whose weights exist; None before the first."""
     row = tx.execute(query("newest_version"), {"run_id": run_id}).fetchone()
     return None if row is None else _version(**row)
 
 
 def with_checkpoint(tx: Transaction, run_id: int) -> list[PolicyVersion]:
-    """Versions whose weights were not pruned, newest first."""
+    """List the versions whose weights were not pruned, newest first."""
     rows = tx.execute(query("versions_with_checkpoint"), {"run_id": run_id})
     return [_version(**row) for row in rows]
 
 
 def folders_of_others(tx: Transaction, run_id: int) -> list[Path]:
-    """The folders of all weights that other runs name. Weights that they started from may be this run's."""
+    """List the weight folders that other runs refer to; a run started from this one may use its folder."""
     rows = tx.execute(query("folders_of_others"), {"run_id": run_id})
     return [Path(row["checkpoint"]) for row in rows]
 
 
 def latest_version(tx: Transaction, run_id: int) -> int | None:
-    """The highest version ever published, withdrawn ones included: no number is used twice."""
+    """Highest version ever published, including withdrawn ones: no number is used twice."""
     row = tx.execute(query("latest_version"), {"run_id": run_id}).fetchone()
     assert row is not None
     version: int | None = row["version"]
@@ -136,20 +134,20 @@ def latest_version(tx: Transaction, run_id: int) -> int | None:
 
 
 def seconds_since(tx: Transaction, run_id: int, version: int) -> float:
-    """How long ago a version was published, in seconds."""
+    """Seconds since a version was published."""
     row = tx.execute(query("seconds_since_version"), {"run_id": run_id, "version": version}).fetchone()
     assert row is not None
     return float(row["seconds"])
 
 
 def hold_checkpoint(tx: Transaction, run_id: int, checkpoint: Path) -> bool:
-    """Whether a version of the run has its weights here; then they stay while this transaction lasts."""
+    """Whether a version of the run has its weights here; if so, they stay until this transaction ends."""
     values = {"run_id": run_id, "checkpoint": str(checkpoint)}
     return tx.execute(query("hold_checkpoint"), values).fetchone() is not None
 
 
 def relocate(tx: Transaction, run_id: int, policy: PolicyVersion) -> None:
-    """Say where a version's files are now: the same files, by their hash."""
+    """Record the new folders of a version's files, whose hashes are unchanged."""
     values = {
         "run_id": run_id,
         "version": policy.version,
@@ -160,7 +158,7 @@ def relocate(tx: Transaction, run_id: int, policy: PolicyVersion) -> None:
 
 
 def record_weights(tx: Transaction, run_id: int, policy: PolicyVersion) -> None:
-    """Record where a version's files are in an object store, once all of them are there."""
+    """Record the object store address of a version's weights that are completely uploaded."""
     values = {
         "run_id": run_id,
         "version": policy.version,
@@ -172,7 +170,7 @@ def record_weights(tx: Transaction, run_id: int, policy: PolicyVersion) -> None:
 
 
 def broken_weights(tx: Transaction, run_id: int) -> list[PolicyVersion]:
-    """Versions whose objects explorers found missing or damaged."""
+    """List the versions whose objects explorers found missing or damaged."""
     rows = tx.execute(query("broken_weights"), {"run_id": run_id})
     return [_version(**row) for row in rows]
 
@@ -186,18 +184,18 @@ def prune(
     saving: int | None = None,
     uploading: int | None = None,
     packed: Sequence[int] = (),
-) -> Pruned:
-    """Forget all but the newest `keep` checkpoints with their weights, and the newest `keep` weights.
+) -> PrunedCheckpoints:
+    """Prune all but the newest `keep` checkpoints with their weights, and the newest `keep` weights.
 
-    Those of version 0 stay, and the newest checkpoint in an object store.
+    Those of version 0 are kept, and the newest checkpoint in an object store.
 
     Args:
-        every: weights of versions whose step is a multiple of this stay too.
-        best: a metric; the weights of the version whose step has its highest value stay too. `-metric`: its
+        every: also keep weights of versions whose step is a multiple of this.
+        best: a metric; also keep the weights of the version whose step has its highest value. `-metric`: its
             lowest.
-        saving: a version whose checkpoint is being written; its weights stay too.
-        uploading: a version whose checkpoint is being uploaded; it stays too.
-        packed: versions whose weights stay as deltas if they need not stay whole.
+        saving: a version whose checkpoint is being written; its weights are kept.
+        uploading: a version whose checkpoint is being uploaded; it is kept.
+        packed: versions whose weights stay as deltas if they need not be complete.
     """
     values = {
         "run_id": run_id,
@@ -212,14 +210,14 @@ def prune(
     tx.execute(query("lock_checkpoints"), {"run_id": run_id})
     rows = tx.execute(query("prune_checkpoints"), values).fetchall()
     places = [(row["version"], row[name]) for row in rows for name in ("checkpoint", "resume_from")]
-    return Pruned(
+    return PrunedCheckpoints(
         [(version, Path(place)) for version, place in places if place is not None],
         {row["version"] for row in rows if row["packs"]},
     )
 
 
 def may_pack(tx: Transaction, run_id: int, policy: PolicyVersion) -> bool:
-    """Whether a version's weights need not be whole. No run starts from it while this transaction lasts."""
+    """Whether a version's weights may be a delta; no run starts from it until this transaction ends."""
     values = {
         "run_id": run_id,
         "version": policy.version,
@@ -230,7 +228,7 @@ def may_pack(tx: Transaction, run_id: int, policy: PolicyVersion) -> bool:
 
 
 def named(checkpoint: Checkpoint | None) -> dict[str, str | None]:
-    """A checkpoint by the names of its columns."""
+    """Columns of a checkpoint, by name."""
     if checkpoint is None:
         return {"resume_from": None, "resume_hash": None}
     return {"resume_from": str(checkpoint.folder), "resume_hash": checkpoint.hash}

@@ -1,7 +1,7 @@
-"""Priorities that processing steps compute for ready groups: which are due, and what the steps say of them.
+"""Priorities that processing steps compute for ready groups: which are due, and their results.
 
-A change of rewards makes the priority of a group due in its own transaction, so none is missed. The row of
-each computed priority is kept: a draw that is run again weighs groups as they were.
+A change of rewards marks the priority of a group as due in the same transaction, so none is missed.
+Computed priorities are kept: a rerun draw weighs groups with their priorities of that time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from psycopg.rows import DictRow
 
-from trinity_db.database import Transaction
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.store import policies, processing, runs
 
-LEAST, MOST = 1e-18, 1e18  # of what is not 0; see rollout_group_priority_in_range_check
+LEAST, MOST = 1e-18, 1e18  # range if not 0; see rollout_group_priority_in_range_check
 
 
 @dataclass(frozen=True)
-class Due:
-    """A priority that a processor took to compute."""
+class DuePriority:
+    """A priority that a processor has claimed to compute."""
 
     id: int
     group_id: int
@@ -27,19 +27,19 @@ class Due:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a processor took, with all that its steps read."""
+    """Priorities claimed by a processor, with the rows for its steps."""
 
-    due: Sequence[Due]
+    due: Sequence[DuePriority]
     rows: Sequence[DictRow]
     policy_version: int | None
-    """Newest one of the run before the rows were read."""
+    """Newest policy version of the run before the rows were read."""
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a priority could not be computed."""
+class PriorityFailure:
+    """Reason why a priority could not be computed."""
 
-    due: Due
+    due: DuePriority
     error: str
     experience_id: int | None = None
     step: str | None = None
@@ -47,38 +47,38 @@ class Failure:
 
 @dataclass(frozen=True)
 class Found:
-    """What steps say of the rows of groups."""
+    """Priorities that steps computed for the rows of groups."""
 
     by_row: Mapping[int, Mapping[int, float]]
-    """The priority of each row, by group and experience."""
-    failures: Sequence[Failure]
+    """Priority of each row, by group and experience."""
+    failures: Sequence[PriorityFailure]
 
     def of_group(self, group_id: int) -> float:
-        """The mean of its rows, within the range of priorities."""
+        """Mean over the group's rows, within the range of priorities."""
         rows = self.by_row[group_id].values()
         return within_range(sum(rows) / len(rows))
 
 
 def within_range(priority: float) -> float:
-    """The nearest number that the store takes for a priority."""
+    """Clamp a priority to the range that the store accepts."""
     return min(max(priority, LEAST), MOST) if priority else 0.0
 
 
 def take(tx: Transaction, run_id: int, columns: tuple[str, ...], limit: int, seconds: float) -> Taken:
-    """Take due priorities; read what steps ask for of the groups' rows.
+    """Claim due priorities, and read the columns that steps need of the groups' rows.
 
-    One that was taken before without an answer is taken alone, when no other is left.
+    A priority that was claimed before without a result is claimed alone, once no others are left.
 
     Args:
-        columns: names of `processing.columns()`.
-        seconds: after which another processor may take them.
+        columns: names from `processing.columns()`.
+        seconds: time after which another processor may claim them.
     """
     values = {"run_id": run_id, "seconds": seconds, "limit": limit, "suspects": False}
     taken = tx.execute(query("take_priorities"), values).fetchall()
     if not taken:
         values |= {"suspects": True, "limit": 1}
         taken = tx.execute(query("take_priorities"), values).fetchall()
-    due = [Due(row["id"], row["group_id"], row["attempt"]) for row in taken]
+    due = [DuePriority(row["id"], row["group_id"], row["attempt"]) for row in taken]
     if not due:
         return Taken((), (), None)
     version = policies.latest_version(tx, run_id)
@@ -91,7 +91,7 @@ def take(tx: Transaction, run_id: int, columns: tuple[str, ...], limit: int, sec
 def finish(
     tx: Transaction, run_id: int, taken: Taken, found: Found, processor_version: int, max_attempts: int
 ) -> None:
-    """Write what the steps say. A group that they failed on keeps the priority that it has."""
+    """Write the computed priorities. A group for which the steps failed keeps its current priority."""
     _fail(tx, found.failures, max_attempts)
     live = {row["group_id"] for row in taken.rows}
     tx.execute(query("forget_priorities"), {"ids": [one.id for one in taken.due if one.group_id not in live]})
@@ -119,20 +119,20 @@ def finish(
 
 
 def renew(tx: Transaction, run_id: int, policy_version: int) -> int:
-    """Make priorities of ready groups due that were computed before this version; returns how many."""
+    """Mark priorities of ready groups as due if computed before this version; returns their number."""
     return tx.execute(
         query("renew_priorities"), {"run_id": run_id, "policy_version": policy_version}
     ).rowcount
 
 
 def count_due(tx: Transaction, run_id: int) -> int:
-    """Priorities that processors have yet to compute."""
+    """Count the priorities that are still to be computed."""
     row = tx.execute(query("count_due_priorities"), {"run_id": run_id}).fetchone()
     assert row is not None
     return int(row["groups"])
 
 
-def _fail(tx: Transaction, failures: Sequence[Failure], max_attempts: int) -> None:
+def _fail(tx: Transaction, failures: Sequence[PriorityFailure], max_attempts: int) -> None:
     if failures:
         tx.execute(
             query("fail_priorities"),

@@ -1,4 +1,4 @@
-"""Experiences as processors handle them: claim, pass on, drop, try again; pairs of them at the end."""
+"""Experiences in processing: claim, pass, drop, retry, and finally pair."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 from psycopg.rows import DictRow
 
-from trinity_db.database import Transaction
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import queries, query
 from trinity_db.schema.states import Outcome
 from trinity_db.store import rewards, runs, scores
@@ -17,37 +17,37 @@ from trinity_db.store import rewards, runs, scores
 
 @dataclass(frozen=True)
 class Stage:
-    """What one processor does: it moves rows from a state to the next, by the steps of its list.
+    """A processor's stage: its steps move rows from one state to the next.
 
-    The names of the states are the statements' own text, so that each stage is served by the partial index.
+    The states' names are part of the statements' text, so that each stage can use a partial index.
     """
 
     processor: str
     state: str
     next_state: str
     version: int = 1
-    """Of its list of steps in this run: step_list.version."""
+    """Version of its list of steps in this run (step_list.version)."""
     columns: tuple[str, ...] = ()
-    """What its steps read: names of `columns()`."""
+    """Columns that its steps read: names from `columns()`."""
 
 
 CLEAN = Stage("clean", "raw", "clean")
 SCORE = Stage("score", "clean", "scored")
 STAGES = (CLEAN, SCORE)
-"""All of them, in the order in which they take a row."""
+"""All stages, in the order in which a row passes them."""
 
 ARRAYS = {
-    "payload": "the arrays of the row together, as trinity_db.arrays.Payload",
+    "payload": "the arrays of the row together, as trinity_db.arrays.codec.Payload",
     "token_ids": "[n] tokens of prompt and response",
     "action_mask": "[n] true for a token that is trained",
     "logprobs": "[k] log-probability with which each trained token was sampled; None if no policy did",
     "versions": "[k] policy version that sampled each trained token; None if no policy did",
     "temperatures": "[k] temperature of each trained token; None if all have that of the run",
 }
-"""Columns that are decoded from the bytes of the row's payload, with their meaning."""
+"""Columns decoded from the bytes of the row's payload, with their meaning."""
 
 OF_GROUPS = ("attempt_reward", "group_mean", "group_deviation", "task_groups", "staleness")
-"""Columns that are known of rows of a ready group alone."""
+"""Columns that exist only for rows of a ready group."""
 
 _COLUMN = re.compile(r" AS (\w+),? -- (.*)$", re.MULTILINE)
 _ALWAYS = ("id", "attempt", "unanswered", "group_id", "rollout_id")
@@ -56,13 +56,13 @@ PACKED = ("codec", "num_tokens", "data")
 
 @cache
 def columns() -> dict[str, str]:
-    """Everything that a step may read of a row, with its meaning. The statement that reads it declares it."""
+    """Columns of a row that a step may read, with their meaning; parsed from comments in `read_claimed`."""
     return dict(_COLUMN.findall(queries()["read_claimed"])) | ARRAYS
 
 
 @cache
 def reading(wanted: tuple[str, ...]) -> str:
-    """The statement that reads these columns of claimed rows, and the payload's bytes only for its arrays."""
+    """Build the statement that reads these columns of claimed rows; bytes are read only for arrays."""
     stored = [name for name in wanted if name not in ARRAYS]
     packed = PACKED if len(stored) < len(wanted) else ()
     selected = ", ".join(dict.fromkeys((*_ALWAYS, *stored, *packed)))
@@ -70,8 +70,8 @@ def reading(wanted: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a processor made of one row."""
+class StepVerdict:
+    """A processor's decision on one row."""
 
     id: int
     attempt: int
@@ -79,41 +79,41 @@ class Verdict:
     reason: str | None = None
     detail: Mapping[str, Any] | None = None
     events: Sequence[rewards.RewardEvent] = ()
-    """Rewards that are recorded with it."""
+    """Rewards recorded with it."""
     said: Sequence[scores.Score] = ()
-    """What other models say of the row; recorded with it."""
+    """Scores from other models, recorded with it."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What steps found in it, by their names, although it passes."""
+    """Findings of steps by name, for a row that passes."""
     step: str | None = None
-    """Which step dropped or failed the row."""
+    """Step that dropped or failed the row."""
     priority: float | None = None
-    """What priority steps say of the row, multiplied; None where none was asked."""
+    """Product of the priority steps' results; None without priority steps."""
     made: Sequence[Any] = ()
-    """What steps of `synthesis` made from the row."""
+    """Results that steps of `synthesis` made from the row."""
 
     @property
     def error(self) -> str | None:
-        """The message of a failure."""
+        """Message of a failure."""
         return str((self.detail or {}).get("error", self.reason)) if self.outcome == Outcome.FAILED else None
 
 
 @dataclass(frozen=True)
 class Passed:
-    """What the stage before said of rows that it passed on under the same lease."""
+    """Verdicts of the previous stage on rows that it passed under the same lease."""
 
     stage: Stage
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[StepVerdict]
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Why one row will not be trained on."""
+    """Reason why a row will not be trained on."""
 
     id: int
     reason: str
     detail: Mapping[str, Any] | None = None
     step: str | None = None
-    """Which processing step said so."""
+    """Processing step that dropped it."""
 
 
 def claim(
@@ -126,14 +126,14 @@ def claim(
     after: int = 0,
     evaluated: bool = False,
 ) -> list[DictRow]:
-    """Lease up to `limit` rows for a stage, oldest first from the id `after` on; read what its steps ask for.
+    """Lease up to `limit` rows for a stage, oldest first after the id `after`; read the columns of its steps.
 
-    A row whose claims end without a verdict may be killing the process that judges it. It goes to the end of
-    the line, and its last attempt is made alone, so that it takes no neighbour with it; only a claim from the
-    beginning sees that no other is left.
+    A row whose claims end without a verdict may be killing its processor. It moves to the end of the queue,
+    and its last attempt is made alone, so that it takes no other rows down with it; only a claim with `after`
+    0 can see that no others are left.
 
     Args:
-        evaluated: take rows of evaluations only.
+        evaluated: claim only rows of evaluations.
     """
     values = {
         "after": after,
@@ -150,16 +150,16 @@ def claim(
 
 
 def read(tx: Transaction, wanted: tuple[str, ...], ids: Sequence[int]) -> list[DictRow]:
-    """These columns of rows, in the order of their ids."""
+    """Read these columns of rows, in order of id."""
     return tx.execute(reading(wanted), {"ids": list(ids)}, binary=True).fetchall() if ids else []
 
 
-def give_up(stage: Stage, row: DictRow, max_attempts: int) -> Verdict | None:
-    """The verdict on a claimed row after too many claims without one; None: judge it."""
-    if row["unanswered"] < max(max_attempts, 2):  # one may be the fault of a neighbour
+def give_up(stage: Stage, row: DictRow, max_attempts: int) -> StepVerdict | None:
+    """Return the verdict on a row after too many claims without one; None: judge it."""
+    if row["unanswered"] < max(max_attempts, 2):  # one crash may be caused by another row
         return None
     error = f"{row['unanswered']} times in a row the {stage.processor} processor ended before its verdict"
-    return Verdict(
+    return StepVerdict(
         row["id"],
         row["attempt"],
         Outcome.DROPPED,
@@ -169,7 +169,7 @@ def give_up(stage: Stage, row: DictRow, max_attempts: int) -> Verdict | None:
 
 
 def record_steps(tx: Transaction, run_id: int, processor: str, steps: Sequence[Mapping[str, Any]]) -> int:
-    """Record by which steps a processor works; returns the version of its list in this run."""
+    """Record a processor's list of steps; returns the version of the list in this run."""
     tx.execute(query("lock_step_lists"), {"run_id": run_id})
     values = {"run_id": run_id, "processor": processor, "steps": json.dumps(steps)}
     row = tx.execute(query("record_step_list"), values).fetchone()
@@ -182,27 +182,27 @@ def finish(
     stage: Stage,
     run_id: int,
     worker_id: int,
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[StepVerdict],
     max_attempts: int,
     before: Passed | None = None,
 ) -> set[int]:
-    """Move claimed rows by their verdicts; returns the ids that were still this worker's.
+    """Move claimed rows according to their verdicts; returns the ids that this worker still held.
 
-    A row that failed is given back, or, at its last attempt, dropped with its error (a dead
-    letter). A row whose lease was lost is left as it is: its verdict is recorded as refused and
-    changes nothing. It announces nothing: the caller's next turns take the rows on, and announce groups.
+    A failed row is returned to the queue or, at its last attempt, dropped with its error (a dead letter). For
+    a row whose lease was lost, the verdict is recorded as refused and changes nothing. No notification is
+    sent: the caller's next turns process the rows further, and announce groups.
 
     Args:
-        before: the rows are still in the state of this earlier stage, which passed each of them. They move
-            once, past both stages; a row that failed is given back to `stage`.
+        before: the rows are still in the state of this earlier stage, which passed all of them. They move
+            once, past both stages; a failed row is returned to `stage`.
     """
     state = before.stage.state if before is not None else stage.state
     give_back = query("release_held")
     if before is not None:
         give_back = query("pass_rows", state=state, next_state=stage.state)
-    locked = rewards.lock(tx, [event for verdict in verdicts for event in verdict.events])  # before rows
+    locked = rewards.lock(tx, [event for verdict in verdicts for event in verdict.events])  # before the rows
     held = _hold(tx, worker_id, verdicts)
-    with tx.pipeline():  # one round trip for all that needs no answer
+    with tx.pipeline():  # one round trip
         if before is not None:
             _record(tx, before.stage, before.verdicts, held)
         _record(tx, stage, verdicts, held)
@@ -221,7 +221,7 @@ def finish(
         record_drops(tx, run_id, stage.processor, drops)
         if events:
             if len(held) < len(verdicts):
-                locked = rewards.lock(tx, events)  # without what refused verdicts are about
+                locked = rewards.lock(tx, events)  # without the rows of refused verdicts
             rewards.follow(tx, run_id, *locked)
         if said := [score for verdict in judged for score in verdict.said]:
             scores.write(tx, said)
@@ -229,7 +229,7 @@ def finish(
 
 
 def record_drops(tx: Transaction, run_id: int, stage: str, drops: Sequence[Drop]) -> None:
-    """Write down why rows will not be trained on; the caller changes their state in the same transaction."""
+    """Record why rows will not be trained on; the caller changes their state in the same transaction."""
     if drops:
         tx.execute(
             query("record_drops"),
@@ -245,9 +245,9 @@ def record_drops(tx: Transaction, run_id: int, stage: str, drops: Sequence[Drop]
 
 
 def pair_groups(tx: Transaction, run_id: int, margin: float, limit: int) -> int | None:
-    """Derive preferences from the rewards inside groups that changed, for up to `limit` changes.
+    """Derive preferences from the rewards inside changed groups, for up to `limit` changes.
 
-    Returns how many preferences are new; None when no change is left that another processor has not taken.
+    Returns the number of new preferences; None if no change is left that no other processor has claimed.
     """
     due = tx.execute(query("take_pairings"), {"run_id": run_id, "limit": limit}).fetchall()
     if not due:
@@ -263,9 +263,9 @@ def pair_groups(tx: Transaction, run_id: int, margin: float, limit: int) -> int 
 
 
 def count_unprocessed(tx: Transaction, run_id: int, requires_reward: str | None = None) -> int:
-    """Rows that processors have yet to move on.
+    """Count the rows that processors can still move.
 
-    Not those that only wait: for a reward that is required, or for the rest of their group to be explored.
+    Rows that wait for a required reward, or for the rest of their group, do not count.
     """
     values = {"run_id": run_id, "requires_reward": requires_reward}
     row = tx.execute(query("count_unprocessed"), values).fetchone()
@@ -274,21 +274,23 @@ def count_unprocessed(tx: Transaction, run_id: int, requires_reward: str | None 
 
 
 def all_judged(tx: Transaction, run_id: int) -> bool:
-    """Whether no row is to be cleaned or scored, and no processor has one in hand."""
+    """Whether no row is left to clean or score, and no processor holds one."""
     row = tx.execute(query("all_judged"), {"run_id": run_id}).fetchone()
     assert row is not None
     return bool(row["all_judged"])
 
 
-def _hold(tx: Transaction, worker_id: int, verdicts: Sequence[Verdict]) -> set[int]:
+def _hold(tx: Transaction, worker_id: int, verdicts: Sequence[StepVerdict]) -> set[int]:
     values = {"ids": [verdict.id for verdict in verdicts], "worker_id": worker_id}
     attempts = {verdict.id: verdict.attempt for verdict in verdicts}
     rows = tx.execute(query("hold_rows"), values)
     return {row["id"] for row in rows if row["attempt"] == attempts[row["id"]]}
 
 
-def _bury(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], max_attempts: int) -> list[Verdict]:
-    """Turn failures that are not to be tried again into drops; they are recorded as failures already."""
+def _bury(
+    tx: Transaction, stage: Stage, verdicts: Sequence[StepVerdict], max_attempts: int
+) -> list[StepVerdict]:
+    """Turn failures without attempts left into drops; they are already recorded as failures."""
     failed = [verdict.id for verdict in verdicts if verdict.outcome == Outcome.FAILED]
     if not failed:
         return list(verdicts)
@@ -305,8 +307,8 @@ def _bury(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], max_attemp
     ]
 
 
-def _record(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], held: Collection[int]) -> None:
-    """What was said of each row; of one that is not held only that it came too late."""
+def _record(tx: Transaction, stage: Stage, verdicts: Sequence[StepVerdict], held: Collection[int]) -> None:
+    """Record the verdict on each row; for a row no longer held, record only that it was too late."""
     by = {"processor": stage.processor, "processor_version": stage.version}
     if late := [v for v in verdicts if v.id not in held]:
         refused = {"ids": [v.id for v in late], "attempts": [v.attempt for v in late]}
@@ -323,6 +325,6 @@ def _record(tx: Transaction, stage: Stage, verdicts: Sequence[Verdict], held: Co
         tx.execute(query("record_processing"), by | values)
 
 
-def _drop(verdict: Verdict) -> Drop:
+def _drop(verdict: StepVerdict) -> Drop:
     assert verdict.reason is not None, "a row is not dropped without one"
     return Drop(verdict.id, verdict.reason, verdict.detail, verdict.step)

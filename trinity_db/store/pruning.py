@@ -1,7 +1,7 @@
-"""Deletes payloads, calls, metrics and processing records that a run needs no more, in short transactions.
+"""Delete payloads, calls, metrics and processing records that a run no longer needs, in short transactions.
 
-A payload goes only if no kept checkpoint can give its row back to be drawn. Its row stays and says when it
-was pruned. A prune that was killed can be repeated, and goes on.
+A payload is deleted only if no kept checkpoint can make its row drawable again. The row stays and records
+when its payload was pruned. An interrupted prune can be repeated and continues.
 """
 
 from collections.abc import Callable
@@ -12,29 +12,29 @@ from typing import Any
 import psycopg
 from psycopg.rows import DictRow
 
-from trinity_db.database import Database, Transaction
 from trinity_db.errors import TrinityError
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.queries import query
 from trinity_db.store import deletion, runs
 
 
 @dataclass(frozen=True)
 class Family:
-    """Rows of one kind, and the statements that look for them and take them away."""
+    """Rows of one kind, with the statements that find and delete them."""
 
     name: str
-    """What people call them."""
+    """Name for progress output."""
     find: str
     prune: str
     next_row: str
-    """Looks for the next of the ids by which it is looked for."""
+    """Statement that finds the next id for `find`."""
     size: int
-    """Ids that one transaction looks at: some tenths of a second, and few enough that locks stall no role."""
+    """Ids per transaction: some tenths of a second, few enough that the locks stall no role."""
 
 
 PAYLOADS = Family("payloads", "prunable_payloads", "prune_payloads", deletion.NEXT_EXPERIENCE, 5_000)
 CALLS = Family("calls", "prunable_calls", "prune_calls", "next_agent", 500)
-"""By the ids of agents, each with some tens of calls."""
+"""Searched by ids of agents, with some tens of calls each."""
 METRICS = Family("metrics", "prunable_metrics", "prune_metrics", "next_metric", 10_000)
 PROCESSING = Family(
     "processing records", "prunable_processing", "prune_processing", deletion.NEXT_EXPERIENCE, 5_000
@@ -42,71 +42,75 @@ PROCESSING = Family(
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What may be pruned of a run: what both limits allow."""
+class PruneLimits:
+    """Rows of a run that may be pruned: they meet both limits."""
 
     before: datetime | None
-    """Written before this moment; None: at any."""
+    """Written before this time; None: no limit."""
     version: int | None
-    """Of this policy version or an older one; None: of any."""
+    """This policy version or older; None: no limit."""
     step: int | None
-    """The last trainer step of that version."""
+    """Last trainer step of that version."""
 
 
 @dataclass(frozen=True)
-class Pruned:
-    """How much was found, or is gone."""
+class PrunedRows:
+    """Rows that were found or deleted."""
 
     rows: int = 0
     bytes: int = 0
-    """In Postgres."""
+    """Bytes in Postgres."""
     archived: int = 0
-    """How many of the rows have their bytes in the archive."""
+    """Number of rows whose bytes are in the archive."""
 
 
-def limits(tx: Transaction, run: runs.Run, older_than: timedelta | None, keep_versions: int | None) -> Limits:
-    """What these limits mean for a run now."""
+def limits(
+    tx: Transaction, run: runs.Run, older_than: timedelta | None, keep_versions: int | None
+) -> PruneLimits:
+    """Resolve the limits for a run at this time."""
     seconds = older_than.total_seconds() if older_than is not None else None
     values = {"run_id": run.id, "seconds": seconds, "keep_versions": keep_versions}
     row = tx.execute(query("pruning_limits"), values).fetchone()
     assert row is not None
-    return Limits(**row)
+    return PruneLimits(**row)
 
 
 def prune(
     database: Database,
     run: runs.Run,
     family: Family,
-    allowed: Limits,
+    allowed: PruneLimits,
     dry_run: bool,
     progress: Callable[[str, int], None] = lambda name, count: None,
-) -> Pruned:
-    """Take away what the limits allow of a family; may be repeated.
+) -> PrunedRows:
+    """Delete the rows of a family within the limits; can be repeated.
 
     Args:
-        dry_run: only count it.
+        dry_run: only count them.
         progress: called with the family's name and the number of rows so far.
 
     Raises:
-        TrinityError: the login may not.
+        TrinityError: if the login lacks the privilege.
     """
-    total = Pruned()
+    total = PrunedRows()
     for after in deletion.ranges(database, family.next_row, family.size):
         found = _decide(database, run, family, allowed, after, dry_run)
-        total = Pruned(total.rows + found.rows, total.bytes + found.bytes, total.archived + found.archived)
+        total = PrunedRows(
+            total.rows + found.rows, total.bytes + found.bytes, total.archived + found.archived
+        )
         progress(family.name, total.rows)
     return total
 
 
 def hold_archive(tx: Transaction, run_id: int) -> None:
-    """Until the transaction ends, no array of the run leaves Postgres."""
+    """Keep all arrays of the run in Postgres until the transaction ends."""
     tx.execute(query("hold_run_archive"), {"run_id": run_id})
 
 
 def prune_range(
-    tx: Transaction, run_id: int, family: Family, allowed: Limits, after: int, dry_run: bool = False
-) -> Pruned:
-    """Take away what the limits allow of the rows whose ids are in the one range that begins after an id."""
+    tx: Transaction, run_id: int, family: Family, allowed: PruneLimits, after: int, dry_run: bool = False
+) -> PrunedRows:
+    """Delete the rows within the limits in one range of ids, which begins after an id."""
     values = {"run_id": run_id, "after": after, "until": after + family.size, **asdict(allowed)}
     if family is PAYLOADS and not dry_run:
         hold_archive(tx, run_id)
@@ -117,13 +121,13 @@ def prune_range(
         if archived:
             tx.execute(query("discount_archived"), chosen)
         tx.execute(query(family.prune), chosen)
-    return Pruned(len(found), sum(row["bytes"] or 0 for row in found), archived)
+    return PrunedRows(len(found), sum(row["bytes"] or 0 for row in found), archived)
 
 
 def _decide(
-    database: Database, run: runs.Run, family: Family, allowed: Limits, after: int, dry_run: bool
-) -> Pruned:
-    def decide() -> Pruned:
+    database: Database, run: runs.Run, family: Family, allowed: PruneLimits, after: int, dry_run: bool
+) -> PrunedRows:
+    def decide() -> PrunedRows:
         with database.transaction() as tx:
             return prune_range(tx, run.id, family, allowed, after, dry_run)
 
@@ -133,21 +137,21 @@ def _decide(
         if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
             raise
         raise TrinityError(
-            f"This login may not prune ({error.__cause__.diag.message_primary}): only the tables' owner "
-            "may; say its URL in TRINITY_DB_URL."
+            f"This login may not prune ({error.__cause__.diag.message_primary}): only the owner of the "
+            "tables may; set TRINITY_DB_URL to the owner's URL."
         ) from error
 
 
 def _find(tx: Transaction, family: Family, values: dict[str, Any], hold: bool) -> list[DictRow]:
     if family is not PAYLOADS:
         return tx.execute(query(family.find), values).fetchall()
-    # In a statement before: what it waited for has to be seen by the next one.
+    # A separate statement before: the next one must see the changes that it waited for.
     oldest = tx.execute(query("hold_oldest_checkpoint" if hold else "oldest_checkpoint"), values).fetchone()
     values = values | {"oldest": oldest["version"] if oldest else None}
     found = tx.execute(query(family.find), values).fetchall()
     if not found or not hold:
         return found
-    # A run may be adopting some of these rows. Its copies show once it has let go of their groups.
+    # A run may be adopting some of these rows. Its copies are visible once it releases their groups.
     ids = [row["id"] for row in found]
     tx.execute(query("hold_groups_of"), {"ids": ids})
     held = set(ids)

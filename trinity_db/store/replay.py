@@ -1,9 +1,9 @@
-"""Draws run again: what a batch was drawn from is rebuilt from history and drawn once more.
+"""Rerun draws: rebuild from history what a batch was drawn from, and draw again.
 
-A draw is one statement, and its snapshot is recorded with the batch (two, each with its own, where expert
-rows stand beside rollout groups). The statements here say what it said: what a row's state was then follows
-from the transactions that made rows ready, and from the batches, drops and reward events of the time. They
-change nothing.
+A draw is one statement, recorded with its snapshot (a draw of expert rows next to rollout groups is a second
+statement with its own snapshot). The statements of this module reproduce it: they derive a row's state at
+that time from the transactions that made rows ready, and from the batches, drops and reward events until
+then. They change nothing.
 """
 
 import math
@@ -15,11 +15,10 @@ from typing import Any
 
 from psycopg.rows import DictRow
 
-from trinity_db import shares
-from trinity_db.database import Transaction
 from trinity_db.errors import NotFound, TrinityError
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
-from trinity_db.store import choices, draws
+from trinity_db.store import custom_samplers, draws, stratified_allocation
 
 _DRAWS = {
     ("fifo", False): "replay_groups",
@@ -40,7 +39,7 @@ SELECTS_OTHERS = (
 
 @dataclass(frozen=True)
 class Recorded:
-    """A batch as it was drawn, and the weights that its step began with."""
+    """A batch with its recorded draw, and the weights at the start of its step."""
 
     batch: int
     run: str
@@ -48,36 +47,37 @@ class Recorded:
     step: int
     state: str
     policy_version: int
+    versions_ahead: int
     checkpoint: Path | None
-    """Folder of that version; None once it was pruned or withdrawn."""
+    """Folder of that version; None if it was pruned or withdrawn."""
     checkpoint_step: int
-    """The last step it includes. Steps between it and the batch's own were made from it in memory."""
+    """Last step that it includes. The steps from there to the batch's step existed only in memory."""
     epoch: int
     setting: int
-    """The row of run_setting with the configuration of the step."""
+    """Row of run_setting with the configuration of the step."""
     sampler: str
     seed: int
     size: int
-    """In groups, rows or pairs."""
+    """Number of groups, rows or pairs."""
     max_staleness: int | None
     parameters: dict[str, Any] | None
-    """What else the sampler was given and chose, and the draw of expert rows; None where nothing was."""
+    """Other inputs and choices of the sampler and of the draw of expert rows; None without any."""
     snapshot: str | None
-    """What the draw could see; None where it was drawn by a version that did not record it."""
+    """Snapshot of the draw; None if drawn by a release that did not record it."""
     rows: int
     has_pairs: bool
 
     @property
     def runs_select(self) -> bool:
-        """Whether the draw runs a SELECT that is recorded with the batch."""
+        """Whether the draw runs a SELECT recorded with the batch."""
         return self.parameters is not None and "choice" in self.parameters
 
 
 def find(tx: Transaction, batch_id: int) -> Recorded:
-    """What is recorded of a batch's draw.
+    """Read the recorded draw of a batch.
 
     Raises:
-        NotFound: there is no such batch, or it went with its run.
+        NotFound: if the batch does not exist, or was deleted with its run.
     """
     row = tx.execute(query("recorded_draw"), {"batch_id": batch_id}).fetchone()
     if row is None:
@@ -87,15 +87,15 @@ def find(tx: Transaction, batch_id: int) -> Recorded:
 
 
 def first_difference(tx: Transaction, recorded: Recorded) -> str | None:
-    """Run the draw again on its snapshot; where rows, order or numbers first differ, or None.
+    """Rerun the draw on its snapshot; returns the first difference in rows, order or numbers, or None.
 
     Raises:
-        TrinityError: nothing is recorded of what the draw saw, or it was made on another server.
+        TrinityError: if the draw's snapshot is not recorded, or is from another server.
     """
     if recorded.snapshot is None:
         raise TrinityError(
-            f"Batch {recorded.batch} cannot be drawn again here: its run is a copy, drawn from on "
-            "another server, or its draw is older than the records of draws; --to FILE writes what it had."
+            f"Batch {recorded.batch} cannot be drawn again here: its run is a copy, drawn from on another "
+            "server; --to FILE writes its recorded rows."
         )
     values = {"batch_id": recorded.batch}
     drawn = tx.execute(query("recorded_items"), values).fetchall()
@@ -114,12 +114,12 @@ def first_difference(tx: Transaction, recorded: Recorded) -> str | None:
 
 
 def _chosen_again(tx: Transaction, recorded: Recorded, parameters: Mapping[str, Any]) -> list[DictRow] | None:
-    """The members that the SELECT of a batch chooses in what could be drawn then; None if it offers others.
+    """Return the members that the batch's SELECT chooses as of the draw; None if it offers other groups.
 
     Raises:
-        TrinityError: the SELECT fails now.
+        TrinityError: if the SELECT fails now.
     """
-    choice = choices.Choice.recorded(parameters["choice"])
+    choice = custom_samplers.Choice.recorded(parameters["choice"])
     values: dict[str, Any] = {
         "batch_id": recorded.batch,
         "run_id": recorded.run_id,
@@ -127,13 +127,14 @@ def _chosen_again(tx: Transaction, recorded: Recorded, parameters: Mapping[str, 
         "seed": recorded.seed,
         "size": recorded.size,
         "version": recorded.policy_version,
+        "versions_ahead": recorded.versions_ahead,
         "max_staleness": recorded.max_staleness,
     }
     _, _, offers = choice.offers(tx, query("drawable_then"), values)
-    then, now = parameters["offered"], choices.digest(offers)
+    then, now = parameters["offered"], custom_samplers.digest(offers)
     if then["digest"] != now["digest"] or not math.isclose(then["weight"], now["weight"], rel_tol=1e-9):
         return None
-    drawn = shares.draw(choice.parts, offers, recorded.size, recorded.step, choice.fill)
+    drawn = stratified_allocation.draw(choice.parts, offers, recorded.size, recorded.step, choice.fill)
     values["group_ids"] = sorted(drawn.groups)
     members = tx.execute(query("replay_members"), values).fetchall()
     for row in members:
@@ -142,7 +143,7 @@ def _chosen_again(tx: Transaction, recorded: Recorded, parameters: Mapping[str, 
 
 
 def _experts_again(tx: Transaction, recorded: Recorded, parameters: Mapping[str, Any]) -> list[DictRow]:
-    """The expert rows of a batch, by the shares of their data sets if it had some."""
+    """Redraw the expert rows of a batch, using the recorded shares of data sets if there are any."""
     rows = tx.execute(query("replay_rows"), {"batch_id": recorded.batch}).fetchall()
     if given := parameters.get("expert_shares"):
         return draws.shared(rows, given, parameters["experts"], recorded.step)
@@ -150,7 +151,7 @@ def _experts_again(tx: Transaction, recorded: Recorded, parameters: Mapping[str,
 
 
 def _is_same(then: DictRow | None, now: DictRow | None) -> bool:
-    """Equal; but chances that follow from rewards may have been added up in another order."""
+    """Compare two rows; probabilities computed from rewards may differ by the order of summation."""
     if then is None or now is None:
         return False
     was, is_now = then.get("probability"), now.get("probability")

@@ -1,8 +1,8 @@
-"""Rows that are judged again: which are due, who holds them, and what becomes of their rewards.
+"""Rescoring: which rows are due, which worker holds them, and their new rewards.
 
-The unit is the rollout group. Its rows are judged by one worker, and its new rewards are written in one
-transaction, or none of them: a draw never compares rewards of two judges. The rows are not leased by it, so
-that they are drawn and trained on meanwhile, with the rewards that they have at the draw.
+The unit is the rollout group. One worker scores its rows, and its new rewards are written in one transaction
+or not at all, so a draw never compares rewards of two versions of the steps. Rows are not leased meanwhile:
+they are drawn and trained on with the rewards that they have at the draw.
 """
 
 import json
@@ -13,79 +13,79 @@ from typing import Any
 import psycopg
 from psycopg.rows import DictRow
 
-from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Outcome
 from trinity_db.store import processing, rewards
-from trinity_db.store.processing import Verdict
+from trinity_db.store.processing import StepVerdict
 from trinity_db.store.rewards import RewardEvent
 
-SOURCE = "rescore"  # of the reward events, and the processor of the records in `processing`
-JUDGES = ("score", SOURCE)  # sources whose statements a later judgement replaces, with those of workflows
+SOURCE = "rescore"  # source of reward events, and processor in `processing`
+JUDGES = ("score", SOURCE)  # sources that rescoring replaces, in addition to workflows
 REPLACED = ("explore", *JUDGES)
-WITHDRAWN = {"withdrawn": "the steps say this no more"}
+WITHDRAWN = {"withdrawn": "no current step gives this reward"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """By which list of steps a run is judged again, and which lists it had."""
+    """List of steps to rescore a run with, and the lists that it had."""
 
     run_id: int
     steps: str
-    """JSON: of each step its name, the versions of the lists that name it, and those that have the same."""
+    """JSON: for each step its name, the list versions that name it, and the versions with the same step."""
     is_whole: bool
-    """Whether the list is all that judges the run's rows: what other steps said counts no more."""
+    """Whether this list alone scores the run's rows: rewards from other steps no longer count."""
     names: Sequence[str]
     version: int | None
-    """Of the list; None while it is not recorded, since a plan alone changes nothing."""
+    """Version of the list; None until it is recorded, since a plan changes nothing."""
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Which rows of a run are judged again: whole groups, each with a row that meets all conditions."""
+class RescoreSelection:
+    """Rows of a run to rescore: complete groups, each with a row that meets all conditions."""
 
     versions: Sequence[int] | None = None
-    """Policy versions that wrote a row's oldest token; None: all."""
+    """Policy versions that sampled a row's oldest token; None: all."""
     tasksets: Sequence[str] | None = None
     where: str | None = None
-    """A condition in SQL on the columns of experience_view, and on taskset."""
+    """SQL condition on the columns of experience_view, and on taskset."""
 
     @property
     def is_all(self) -> bool:
-        """Whether no row is left out."""
+        """Whether it includes all rows."""
         return self.versions is None and self.tasksets is None and self.where is None
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A group that a worker holds, with what is due of it."""
+class RescoreClaim:
+    """A group held by a worker, with its due rows."""
 
     group_id: int
     attempt: int
     due: Mapping[int, tuple[str, ...]]
-    """Its rows that are to be judged, each with the names of the steps that are to judge it. A row without
-    any is due because steps that are gone count in its reward."""
+    """Rows to score, each with the names of its due steps. A row without names is due because its reward
+    includes steps that no longer exist."""
 
 
 @dataclass
 class Counted:
-    """What a rescore has done."""
+    """Progress of a rescore."""
 
     groups: int = 0
     rows: int = 0
     changed: int = 0
-    """Rows that have another reward than before."""
+    """Rows whose reward changed."""
     kept: int = 0
-    """Rows with a statement that a person or a program put in the place of a step's. It stands."""
+    """Rows with a reward that a person or a program put in place of a step's; it is kept."""
     failed: int = 0
-    """Rows that could not be judged. Their groups keep the rewards that they have."""
+    """Rows that could not be scored. Their groups keep their rewards."""
     refused: int = 0
     """Groups that another worker had taken over."""
     failed_groups: set[int] = field(default_factory=set)
 
     def add(self, other: "Counted") -> None:
-        """Count what was done since."""
+        """Add the counts of another part."""
         for name in ("groups", "rows", "changed", "kept", "failed", "refused"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.failed_groups |= other.failed_groups
@@ -98,10 +98,10 @@ def plan(
     is_whole: bool,
     is_recorded: bool = True,
 ) -> Plan:
-    """How to judge a run again by a list of steps, as `Step.record` describes them.
+    """Plan the rescoring of a run with a list of steps, given as `Step.record` describes them.
 
     Args:
-        is_recorded: Record the list as a version of the run's scoring steps, if it is none yet.
+        is_recorded: record the list as a version of the run's scoring steps, if it is new.
     """
     version = None
     if is_recorded:
@@ -122,11 +122,11 @@ def plan(
     return Plan(run_id, json.dumps(steps), is_whole, [step["name"] for step in stored], version)
 
 
-def select(tx: Transaction, run: str, selection: Selection) -> list[int]:
-    """The groups with a row that is selected.
+def select(tx: Transaction, run: str, selection: RescoreSelection) -> list[int]:
+    """Return the groups with a selected row.
 
     Raises:
-        ConfigError: the condition is none that the server understands.
+        ConfigError: if the server cannot evaluate the condition.
     """
     conditions = []
     if selection.versions is not None:
@@ -147,18 +147,18 @@ def select(tx: Transaction, run: str, selection: Selection) -> list[int]:
 
 
 def last_group(tx: Transaction, run_id: int) -> int:
-    """The newest rollout group: later ones are judged by the run's processors."""
+    """Return the newest rollout group; the run's processors score later ones."""
     row = tx.execute(query("last_group"), {"run_id": run_id}).fetchone()
     assert row is not None
     return int(row["id"])
 
 
 def due_groups(tx: Transaction, plan: Plan, until: int, among: Sequence[int] | None = None) -> dict[int, int]:
-    """The groups with rows that are to be judged, each with the number of these rows.
+    """Return the groups with due rows, with the number of these rows.
 
     Args:
-        until: Groups up to this id.
-        among: Of these groups; None: of all.
+        until: groups up to this id.
+        among: only these groups; None: all.
     """
     counted = f"SELECT group_id, count(*) AS rows FROM ({query('due_rows')}) AS due GROUP BY group_id"
     rows = tx.execute(f"{counted} ORDER BY group_id", _values(plan, until, among))
@@ -172,13 +172,13 @@ def claim(
     group_ids: Sequence[int],
     limit: int,
     suspect: int = 2**31 - 1,
-) -> list[Claim]:
-    """Lease up to `limit` of these groups in which rows are due.
+) -> list[RescoreClaim]:
+    """Lease up to `limit` of these groups with due rows.
 
-    What is due is read under the lease: another worker may have judged a group since it was listed.
+    The due rows are read under the lease: another worker may have scored a group since it was listed.
 
     Args:
-        suspect: Leave out groups that were claimed so often without a verdict.
+        suspect: exclude groups claimed at least this often without a verdict.
     """
     values = {"worker_id": worker_id, "group_ids": list(group_ids), "limit": limit, "suspect": suspect}
     attempts = {row["group_id"]: row["attempt"] for row in tx.execute(query("claim_rescore"), values)}
@@ -188,7 +188,7 @@ def claim(
     for row in tx.execute(query("due_rows"), _values(plan, max(attempts), list(attempts))):
         due[row["group_id"]][row["id"]] = tuple(row["steps"])
     tx.execute(query("end_rescore"), {"group_ids": [id for id in attempts if not due[id]]})
-    return [Claim(id, attempts[id], rows) for id, rows in due.items() if rows]
+    return [RescoreClaim(id, attempts[id], rows) for id, rows in due.items() if rows]
 
 
 def _values(plan: Plan, until: int, among: Sequence[int] | None) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _values(plan: Plan, until: int, among: Sequence[int] | None) -> dict[str, An
 
 
 def processors_are_behind(tx: Transaction, run_id: int) -> bool:
-    """Whether a new row waits for its first judgement."""
+    """Whether a new row waits for its first scoring."""
     return tx.execute(query("unprocessed_row"), {"run_id": run_id}).fetchone() is not None
 
 
@@ -205,16 +205,16 @@ def finish(
     tx: Transaction,
     plan: Plan,
     worker_id: int,
-    claims: Sequence[Claim],
-    verdicts: Mapping[int, Sequence[Verdict]],
+    claims: Sequence[RescoreClaim],
+    verdicts: Mapping[int, Sequence[StepVerdict]],
 ) -> Counted:
-    """Write the verdicts on the due rows of whole groups; returns what came of them.
+    """Write the verdicts on the due rows of complete groups; returns the counts.
 
-    The new statements of a group follow its old ones if each of these rows was judged. Otherwise the failures
-    are recorded, and the group keeps its rewards.
+    If each of a group's due rows was scored, the new rewards follow its old ones. Otherwise the failures are
+    recorded, and the group keeps its rewards.
 
     Args:
-        verdicts: By group.
+        verdicts: verdicts by group.
     """
     held = _hold(tx, worker_id, claims)
     failed = {
@@ -234,13 +234,13 @@ def finish(
     return done
 
 
-def _hold(tx: Transaction, worker_id: int, claims: Sequence[Claim]) -> list[Claim]:
+def _hold(tx: Transaction, worker_id: int, claims: Sequence[RescoreClaim]) -> list[RescoreClaim]:
     values = {"worker_id": worker_id, "group_ids": [claim.group_id for claim in claims]}
     attempts = {row["group_id"]: row["attempt"] for row in tx.execute(query("hold_rescore"), values)}
     return [claim for claim in claims if attempts.get(claim.group_id) == claim.attempt]
 
 
-def _record(tx: Transaction, plan: Plan, verdicts: Sequence[Verdict]) -> None:
+def _record(tx: Transaction, plan: Plan, verdicts: Sequence[StepVerdict]) -> None:
     if verdicts:
         tx.execute(
             query("record_rescored"),
@@ -257,11 +257,11 @@ def _record(tx: Transaction, plan: Plan, verdicts: Sequence[Verdict]) -> None:
 def _events(
     tx: Transaction,
     plan: Plan,
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[StepVerdict],
     asked: Mapping[int, Collection[str]],
     done: Counted,
 ) -> list[RewardEvent]:
-    """What is written of rows, by the rule of reward_part_view; the rows are locked."""
+    """Build the reward events of rows, by the rule of reward_part_view; the rows are locked."""
     parts: dict[int, dict[str, DictRow]] = {verdict.id: {} for verdict in verdicts}
     for row in tx.execute(query("read_parts"), {"ids": list(parts)}):
         parts[row["experience_id"]][row["name"]] = row
@@ -284,7 +284,7 @@ def _events(
 
 
 def _is_over(plan: Plan, name: str, asked: Collection[str]) -> bool:
-    """Whether a statement that no new one follows counts no more: its step was asked, or is gone."""
+    """Whether a reward without a new event no longer counts: its step was due, or no longer exists."""
     step = next((step for step in plan.names if name == step or name.startswith(f"{step}/")), None)
     return plan.is_whole if step is None else step in asked
 
@@ -294,6 +294,6 @@ def _follow(before: Mapping[str, DictRow], events: Sequence[RewardEvent]) -> dic
 
 
 def _reward(parts: Iterable[Mapping[str, Any]]) -> float | None:
-    """The sum, in an order that does not depend on which statement came first."""
+    """Sum of the rewards, in an order independent of the order of their events."""
     found = sorted(part["value"] * part["weight"] for part in parts)
     return sum(found) if found else None

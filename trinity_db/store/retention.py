@@ -1,19 +1,19 @@
-"""Removes rows that runs keep no longer, as their configuration says (`processors.retention`).
+"""Delete rows past the retention of their run's configuration (`processors.retention`).
 
-The processors of any run do it for all runs, so old rows of a run that has ended go too. A processor looks at
-one family at a time, and at one range of ids in each transaction. The transaction that removes rows also
-records how far the look has come, so after a crash the next processor goes on from there.
+The processors of any run do it for all runs, so rows of finished runs are deleted, too. A processor handles
+one family at a time, and one range of ids per transaction. The transaction that deletes rows also records the
+position, so that after a crash the next processor continues from there.
 """
 
 from psycopg.rows import DictRow
 
-from trinity_db import ages
-from trinity_db.database import Transaction
+from trinity_db.config import durations
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.store import pruning
-from trinity_db.store.pruning import Limits
+from trinity_db.store.pruning import PruneLimits
 
-LOCK_SECONDS = 1.0  # the processor has other work than to wait for a session that stands still
+LOCK_SECONDS = 1.0  # do not block the processor on an idle session's locks
 
 FAMILIES = {
     "payloads": pruning.PAYLOADS,
@@ -27,27 +27,27 @@ RUNS = {
     "metrics": "runs_of_metrics",
     "processing": "runs_of_experiences",
 }
-"""By family, the statement that finds the runs with rows in a range of ids, and which of these may go."""
+"""By family, the statement that finds the runs with rows in a range of ids, and the rows to delete."""
 
 
 def enter(tx: Transaction, run_id: int) -> None:
-    """Let processors remove what this run keeps no longer, if its configuration says so."""
+    """Add this run to retention, if its configuration asks for it."""
     families = {"families": list(FAMILIES)}
     if tx.execute(query("enter_retention"), {"run_id": run_id, **families}).rowcount:
         tx.execute(query("begin_sweeps"), families)
 
 
 def of(tx: Transaction, run_id: int) -> list[DictRow]:
-    """By family: how long the run keeps rows (None: for ever), what went, and when all were looked at."""
+    """Return, by family, the run's retention (None: forever), the deletions, and the last full pass."""
     rows = tx.execute(query("retention_of"), {"run_id": run_id}).fetchall()
-    return [{**row, "kept_for": row["kept_for"] and ages.words(row["kept_for"])} for row in rows]
+    return [{**row, "kept_for": row["kept_for"] and durations.words(row["kept_for"])} for row in rows]
 
 
 def remove_next(tx: Transaction) -> bool:
-    """Look at the next range of rows of all runs, and remove what is too old; False: no look is due.
+    """Delete the outdated rows in the next range of ids of all runs; False if no range is due.
 
     Raises:
-        psycopg.errors.LockNotAvailable: another session holds such a row for longer than LOCK_SECONDS.
+        psycopg.errors.LockNotAvailable: if another session holds such a row for longer than LOCK_SECONDS.
     """
     tx.execute(query("limit_waits"), {"lock_seconds": LOCK_SECONDS})
     sweep = tx.execute(query("continue_sweep")).fetchone() or tx.execute(query("take_sweep")).fetchone()
@@ -64,7 +64,7 @@ def remove_next(tx: Transaction) -> bool:
     for run in tx.execute(query(RUNS[name]), reached).fetchall():
         if run["before"] is None:
             continue
-        limits = Limits(before=run["before"], version=None, step=None)
+        limits = PruneLimits(before=run["before"], version=None, step=None)
         found = pruning.prune_range(tx, run["run_id"], family, limits, after)
         if found.rows:
             counts = {"run_id": run["run_id"], "family": name, "rows": found.rows, "bytes": found.bytes}

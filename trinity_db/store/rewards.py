@@ -1,8 +1,8 @@
-"""Reward events and everything that follows from them, in one transaction.
+"""Reward events and their effects, in one transaction.
 
-The latest event of each name counts; the reward of a row is the sum of their values, each times its weight. A
-transaction that changes rewards locks the groups first, then the rows, each in the order of their ids. If the
-rows are a data set's, it locks the data set before, as imports into it and runs that adopt it do.
+The latest event of each name counts; the reward of a row is the weighted sum of their values. A transaction
+that changes rewards locks the groups first, then the rows, each in order of id. For rows of a data set, it
+locks the data set before these, like imports into it and runs that adopt it.
 """
 
 import json
@@ -13,19 +13,19 @@ from typing import Any
 
 from psycopg.rows import DictRow
 
-from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError, NotFound
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.store import runs
 
-MAX_REWARD = 1e100  # value times weight; the variance of a group squares it, and must stay a number
-MAX_ID = 2**63 - 1  # of a bigint
-MAX_WORD_BYTES = 200  # of a name, source or person: an index of the database holds the name
+MAX_REWARD = 1e100  # value times weight; its square must not overflow in a group's variance
+MAX_ID = 2**63 - 1  # maximum of a bigint
+MAX_WORD_BYTES = 200  # length of a name, source or person; names are indexed
 
 
 @dataclass(frozen=True)
 class RewardEvent:
-    """One statement about a rollout, or about an experience: one without a rollout, or a step of several."""
+    """One reward of a rollout, or of an experience (without a rollout, or one of several steps)."""
 
     rollout_id: int | None
     name: str
@@ -33,12 +33,12 @@ class RewardEvent:
     weight: float = 1.0
     experience_id: int | None = None
     detail: Mapping[str, Any] | None = None
-    """What else is known of it, such as a judge's words."""
+    """Further details, such as a judge's explanation."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A judgement of an experience by a person or a program."""
+    """Reward of an experience from a person or a program."""
 
     experience_id: int
     value: float
@@ -51,7 +51,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Change:
-    """What judgements made of an experience's reward and of its group's mean; None where there is none."""
+    """Effect of judgements on an experience's reward and its group's mean; None: no value."""
 
     experience: int
     before: float | None
@@ -60,10 +60,10 @@ class Change:
 
 
 def check_words(words: Sequence[str], what: str) -> None:
-    """Refuse names that an index cannot hold or a terminal cannot show.
+    """Check that an index can hold and a terminal can show the names.
 
     Raises:
-        ConfigError: naming `what` they are.
+        ConfigError: naming `what` is invalid.
     """
     if not all(word.strip() and word.isprintable() for word in words):
         raise ConfigError(f"{what} must be printable text in one line")
@@ -72,9 +72,9 @@ def check_words(words: Sequence[str], what: str) -> None:
 
 
 def lock(tx: Transaction, events: Sequence[RewardEvent]) -> tuple[list[int], list[int]]:
-    """Lock the groups and the experiences that follow from these events; returns their ids.
+    """Lock the groups and experiences that these events affect; returns their ids.
 
-    Who changes such rows in the same transaction calls it first.
+    Call it first in a transaction that also changes such rows otherwise.
     """
     if not events:
         return [], []
@@ -92,12 +92,12 @@ def record(
     created_by: str | None = None,
     processor_version: int | None = None,
 ) -> None:
-    """Write events, then the rewards of their experiences, the statistics of their groups, counts of tasks.
+    """Write events, then update the rewards of experiences, the statistics of groups and the counts of tasks.
 
-    What a batch used stays in batch_item; the next draw sees the new reward.
+    Rewards recorded in batch_item stay unchanged; the next draw uses the new reward.
 
     Args:
-        processor_version: of the list of steps that judged, if the source is a processor.
+        processor_version: version of the list of steps, if the source is a processor.
     """
     if not events:
         return
@@ -114,7 +114,7 @@ def write(
     created_by: str | None = None,
     processor_version: int | None = None,
 ) -> None:
-    """Write events alone, under the locks of `lock`; `follow` comes later in the transaction."""
+    """Write events only, under the locks of `lock`; the caller calls `follow` later in the transaction."""
     if not events:
         return
     tx.execute(
@@ -134,7 +134,7 @@ def write(
 
 
 def follow(tx: Transaction, run_id: int, groups: Sequence[int], experiences: Sequence[int]) -> None:
-    """Write what follows from events about these locked rows: rewards, pairs, statistics, counts."""
+    """Update rewards, pairs, statistics and counts of these locked rows from their events."""
     before = tx.execute(query("count_settled"), {"group_ids": groups}).fetchall()
     tx.execute(query("refresh_rewards"), {"ids": experiences})
     tx.execute(query("refresh_pairs"), {"ids": experiences})
@@ -144,7 +144,7 @@ def follow(tx: Transaction, run_id: int, groups: Sequence[int], experiences: Seq
 
 
 def _correct_solved(tx: Transaction, before: Sequence[DictRow]) -> None:
-    """Let the counts of tasks follow the rewards of groups that they count already."""
+    """Update the counts of tasks from the changed rewards of groups that they already include."""
     if not before:
         return
     rows = tx.execute(query("count_settled"), {"group_ids": [row["id"] for row in before]})
@@ -164,14 +164,14 @@ def _correct_solved(tx: Transaction, before: Sequence[DictRow]) -> None:
 
 
 def judge(tx: Transaction, judgements: Sequence[Judgement]) -> list[Change]:
-    """Record what people say of experiences, in the order given; returns what became of each experience.
+    """Record judgements in the order given; returns the change of each experience.
 
-    A judgement is about the experience's rollout where it has one, so that all rows of it follow; that of a
-    step of several is about the step.
+    A judgement applies to the experience's rollout, if it has one, and so to all its rows; for one of several
+    steps, it applies to the step only.
 
     Raises:
         NotFound: naming the experiences that do not exist; nothing is written.
-        ConfigError: a member of a group that is drawn by its rewards would be left without one.
+        ConfigError: if a member of a group that is drawn by its rewards would be left without a reward.
     """
     ids = list(dict.fromkeys(judgement.experience_id for judgement in judgements))
     found, events = hold(tx, judgements)
@@ -189,13 +189,13 @@ def judge(tx: Transaction, judgements: Sequence[Judgement]) -> list[Change]:
     if lost := rewarded - {row["id"] for row in tx.execute(query("rewarded_members"), members)}:
         raise ConfigError(
             f"Experience {min(lost)} keeps its reward, since its group is ready and may be drawn: "
-            f"correct it by trinity-db reward {min(lost)} VALUE."
+            f"correct it with trinity-db reward {min(lost)} VALUE."
         )
     return [Change(id, before[id]["reward"], after[id]["reward"], after[id]["group_mean"]) for id in ids]
 
 
 def hold(tx: Transaction, judgements: Sequence[Judgement]) -> tuple[dict[int, DictRow], list[RewardEvent]]:
-    """Lock everything that judgements change; returns the experiences by their ids, and the events.
+    """Lock everything that judgements change; returns the experiences by id, and the events.
 
     Raises:
         NotFound: naming the experiences that do not exist.

@@ -1,4 +1,4 @@
-"""Runs: the first role that comes opens one, and it adopts the data sets that it names."""
+"""Runs: the first role to start opens the run, and it adopts the data sets that its configuration names."""
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -9,20 +9,22 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError, NotFound
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import Draws, RunKind, RunState
 from trinity_db.store import adoption
 
-MAX_NAME_BYTES = 200  # of any run or taskset: fits an index of the database and the name of a file
+MAX_NAME_BYTES = 200  # length of a run or taskset name: fits a database index and a file name
 
-FINISHED = "finished"  # news of a run
+FINISHED = "finished"  # see `announce`
+
+NO_SOURCES = adoption.Sources()
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it is stored."""
+    """A stored run."""
 
     id: int
     name: str
@@ -32,24 +34,24 @@ class Run:
     seed: int
     created_at: datetime
     setting_id: int | None
-    """The newest of its settings, which has this configuration; data sets have none."""
+    """Newest row of its settings, with this configuration; None for data sets."""
     is_being_deleted: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells it from all others.
+        """Identity of the run across stores.
 
-        Two stores may have a run of the same name and id, but not of the same microsecond.
+        Two stores may have a run with the same name and id, but not created in the same microsecond.
         """
         created_at = self.created_at.astimezone(UTC).isoformat()
         return {"name": self.name, "id": self.id, "created_at": created_at}
 
 
 def find(tx: Transaction, name: str, what: str = "run") -> Run:
-    """The run of that name; `what` the user takes it for.
+    """Return the run of a name; `what` is the user's word for it in the error message.
 
     Raises:
-        NotFound: with the nearest name there is.
+        NotFound: with the most similar existing name.
     """
     row = tx.execute(query("find_run"), {"name": name}).fetchone()
     if row is None:
@@ -70,25 +72,25 @@ def find(tx: Transaction, name: str, what: str = "run") -> Run:
 
 
 def names(tx: Transaction) -> list[str]:
-    """The names of all runs and data sets."""
+    """List the names of all runs and data sets."""
     return [row["name"] for row in tx.execute(query("list_run_names"))]
 
 
 def check_stays(run: Run) -> None:
-    """Make sure that a run is not being deleted.
+    """Check that a run is not being deleted.
 
     Raises:
-        ConfigError: it is, or was when the deletion was cut short.
+        ConfigError: if it is being deleted, or its deletion was interrupted.
     """
     if run.is_being_deleted:
         raise ConfigError(f"'{run.name}' is being deleted; to finish that, run: trinity-db delete {run.name}")
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that the database cannot hold or a terminal cannot show.
+    """Check that the database can hold and a terminal can show a name.
 
     Raises:
-        ConfigError: the name is empty, too long, or has characters that do not print.
+        ConfigError: if the name is empty, too long, or has unprintable characters.
     """
     if not name.strip() or not name.isprintable():
         raise ConfigError(f"The name {name!a:.100} must be printable text in one line; use --name.")
@@ -98,7 +100,7 @@ def check_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class Difference:
-    """A key with another value than the run has."""
+    """A key whose value differs from the run's."""
 
     key: str
     before: Any
@@ -109,7 +111,7 @@ class Difference:
 
 
 def refuse(tx: Transaction, run: Run, differences: Sequence[Difference]) -> None:
-    """What to do where a role comes with another configuration than the run has.
+    """Default reaction to a role whose configuration differs from the run's.
 
     Raises:
         ConfigError: always.
@@ -118,7 +120,7 @@ def refuse(tx: Transaction, run: Run, differences: Sequence[Difference]) -> None
 
 
 def in_use(run: Run, differences: Sequence[Difference]) -> str:
-    """How an error begins about a name with another configuration."""
+    """Begin the error message about a name in use with another configuration."""
     shown = "; ".join(map(str, differences[:3]))
     more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
     return f"The run name '{run.name}' is in use with another configuration ({shown}{more})"
@@ -129,24 +131,21 @@ def open_run(
     name: str,
     config: dict[str, Any],
     draws: Draws,
-    data: Sequence[str],
-    holdout: float,
+    sources: adoption.Sources = NO_SOURCES,
     complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda stored: stored,
     change: Callable[[Transaction, Run, Sequence[Difference]], None] = refuse,
-    as_groups: bool = False,
 ) -> Run:
-    """Create the run, or join it when it exists with this very configuration; then adopt its data sets.
+    """Create the run, or join it if it exists with this exact configuration; then adopt its data sets.
 
-    The rows of other runs that `data` names are adopted after this transaction, by `adoption.adopt_runs`, and
-    so are rollout groups, where `as_groups` says that the run learns from these.
+    Rows of other runs, and groups, are adopted after this transaction with `adoption.adopt_runs`.
 
-    `draws` is what the batches of its algorithm are made of. `complete` gives a stored configuration the keys
-    that are newer than it. Where it still differs, `change` gives the run the other configuration, or raises.
+    `draws` is the unit of its algorithm's batches. `complete` adds to a stored configuration the keys that
+    are newer than it. If it still differs, `change` gives the run the other configuration, or raises.
 
     Raises:
-        ConfigError: the name belongs to a run with another configuration, or to a data set; or a run to adopt
-            from has nothing that this one can learn from; or the run's settings were changed meanwhile.
-        NotFound: a data set or run to adopt does not exist.
+        ConfigError: if the name belongs to a run with another configuration, or to a data set; if a run to
+            adopt from has nothing that this one can learn from; or if the settings were changed meanwhile.
+        NotFound: if a data set or run to adopt does not exist.
     """
     create(tx, name, RunKind.TRAIN, config, draws)
     run = find(tx, name)
@@ -157,13 +156,13 @@ def open_run(
         change(tx, run, differences)
         run = find(tx, name)
     hold_adopter(tx, run)
-    # No import comes between rows and their pairs, no reward between a row and its copy, and no deletion.
-    lock_tasksets(tx, data)
-    for source in [_find_source(tx, source, run) for source in data]:
-        if as_groups:
+    # Blocks imports between rows and their pairs, rewards between a row and its copy, and deletions.
+    lock_tasksets(tx, sources.names)
+    for source in [_find_source(tx, name, run) for name in sources.names]:
+        if sources.as_groups:
             _check_groups(tx, source)
         elif source.kind == RunKind.DATA:
-            adoption.adopt_data(tx, run.id, source.id, holdout)
+            adoption.adopt_data(tx, run.id, source.id, sources.holdout)
         else:
             _check_source(tx, source, draws, config)
     return run
@@ -172,16 +171,16 @@ def open_run(
 def create(
     tx: Transaction, name: str, kind: RunKind, config: Mapping[str, Any], draws: Draws | None = None
 ) -> None:
-    """Create a run, or a data set, which draws nothing, unless there is one of that name."""
+    """Create a run, or a data set (which draws nothing), unless the name exists."""
     values = {"name": name, "kind": kind, "config": Jsonb(config), "draws": draws}
     tx.execute(query("create_run"), values | {"host": socket.gethostname()})
 
 
 def find_taskset(tx: Transaction, name: str) -> int:
-    """The id of a taskset that has tasks.
+    """Return the id of a taskset that has tasks.
 
     Raises:
-        NotFound: there is none, or it is empty.
+        NotFound: if it does not exist or is empty.
     """
     row = tx.execute(query("find_taskset"), {"name": name}).fetchone()
     if row is None or not row["tasks"]:
@@ -192,38 +191,38 @@ def find_taskset(tx: Transaction, name: str) -> int:
 
 
 def lock_tasksets(tx: Transaction, names: Sequence[str]) -> None:
-    """Let no other import, adoption or deletion touch these until this transaction ends."""
+    """Block other imports, adoptions and deletions of these tasksets until this transaction ends."""
     tx.execute(query("lock_tasksets"), {"names": list(names)})
 
 
 def hold(tx: Transaction, run: Run) -> None:
-    """Let no worker enter itself under the setting that the run had when it was read, and adopt nothing."""
+    """Block workers from registering with the setting that was read, and from adopting rows."""
     tx.execute(query("hold_run"), {"run_id": run.id})
     tx.execute(query("hold_setting"), {"setting_id": run.setting_id})
 
 
 def hold_adopter(tx: Transaction, run: Run) -> None:
-    """Let the run keep its configuration until this transaction, which adopts rows, ends.
+    """Keep the run's configuration unchanged until this transaction, which adopts rows, ends.
 
     Raises:
-        ConfigError: as check_setting.
+        ConfigError: see check_setting.
     """
     tx.execute(query("hold_adopter"), {"run_id": run.id})
     check_setting(tx, run)
 
 
 def check_setting(tx: Transaction, run: Run) -> None:
-    """Make sure that the run has the setting that it had when it was read.
+    """Check that the run still has the setting that was read.
 
     Raises:
-        ConfigError: it has another one, or is being deleted.
+        ConfigError: if the setting changed, or the run is being deleted.
     """
     if newest_setting(tx, run.id) != run.setting_id:
         raise ConfigError(f"The settings of run '{run.name}' were changed meanwhile: start again with them.")
 
 
 def newest_setting(tx: Transaction, run_id: int) -> int | None:
-    """The setting under which workers may enter themselves now; None where the run is being deleted."""
+    """Return the setting with which workers may register now; None if the run is being deleted."""
     row = tx.execute(query("newest_setting"), {"run_id": run_id}).fetchone()
     assert row is not None
     setting_id: int | None = row["id"]
@@ -231,37 +230,37 @@ def newest_setting(tx: Transaction, run_id: int) -> int | None:
 
 
 def is_finished(tx: Transaction, run_id: int) -> bool:
-    """Whether the trainer has done all that was configured, or the run is being deleted.
+    """Whether the trainer has completed all configured work, or the run is being deleted.
 
     Raises:
-        NotFound: the run's own row is gone.
+        NotFound: if the row of the run is gone.
     """
     row = tx.execute(query("run_state"), {"run_id": run_id}).fetchone()
     if row is None:
         raise NotFound(
-            f"The store has lost run {run_id}: it was deleted, or the server forgot it with its last commits "
-            "(as after a failover to a replica behind). Start the same command again: the run begins anew."
+            f"The store has lost run {run_id}: it was deleted, or the server lost its last commits (as in a "
+            "failover to a lagging replica). Start the same command again: the run starts from scratch."
         )
     return bool(row["state"] == RunState.FINISHED)
 
 
 def finish(tx: Transaction, run_id: int) -> None:
-    """Say that the configured work is done; the other roles end when they hear it."""
+    """Record that the configured work is complete; the other roles exit when they are notified."""
     tx.execute(query("finish_run"), {"run_id": run_id})
     announce(tx, run_id, FINISHED)
 
 
 def announce(tx: Transaction, run_id: int, news: str = "") -> None:
-    """Wake the roles that wait on this run, after this transaction has committed. A wake-up may get lost.
+    """Notify the roles that wait on this run, once this transaction has committed; delivery is best effort.
 
     Args:
-        news: FINISHED, or "": there may be something to do.
+        news: FINISHED, or "" (there may be work).
     """
     tx.announce(channel(run_id), news)
 
 
 def channel(run_id: int) -> str:
-    """The channel of `announce`."""
+    """Name of the notification channel."""
     return f"trinity_run_{run_id}"
 
 
@@ -286,16 +285,16 @@ def _find_named(tx: Transaction, name: str) -> Run:
 
 
 def _check_source(tx: Transaction, source: Run, draws: Draws, config: Mapping[str, Any]) -> None:
-    """Refuse another run that has nothing that a run with these draws can learn from.
+    """Check that another run has something that a run with these draws can learn from.
 
     Raises:
-        ConfigError: saying what it lacks, and what to do.
+        ConfigError: if not, with the missing part and the remedy.
     """
     if adoption.missing(tx, source.id, "rows"):
         named = ", ".join(source.config.get("data") or ())
         instead = f"name what it learned from: {named}" if named else "wait until it has some"
         raise ConfigError(
-            f"data: run '{source.name}' has no rollouts of its own that are done with processing; {instead}."
+            f"data: run '{source.name}' has no rollouts of its own that are fully processed; {instead}."
         )
     derives = (config.get("processors") or {}).get("pair") is not None
     if draws == "pairs" and not derives and adoption.missing(tx, source.id, "pairs"):
@@ -312,10 +311,10 @@ def _check_source(tx: Transaction, source: Run, draws: Draws, config: Mapping[st
 
 
 def _check_groups(tx: Transaction, source: Run) -> None:
-    """Refuse a run or data set without rollout groups whose rewards can be compared.
+    """Check that a run or data set has rollout groups with comparable rewards.
 
     Raises:
-        ConfigError: saying what it lacks, and what to do.
+        ConfigError: if not, with the missing part and the remedy.
     """
     what = f"{'run' if source.kind == RunKind.TRAIN else 'data set'} '{source.name}'"
     if adoption.missing(tx, source.id, "rows"):

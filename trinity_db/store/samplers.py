@@ -1,10 +1,10 @@
-"""Samplers: which of the groups that may be drawn a draw takes.
+"""Samplers: choose which groups a draw takes.
 
-Each of these is one statement that sees one snapshot; `store.draws` leases what it found. `store.choices`
-has those that choose by what groups are. The two that draw by chance pick groups one after the other, each in
-proportion to its weight among those that are left, and say how likely each was: 1 - exp(-weight * key), where
-key is that of the first group that was left out. Given the keys of all others this is the chance to be drawn,
-so that sums over a batch with one through it as factor are unbiased for the store (Cohen and Kaplan,
+Each sampler here is one statement with one snapshot; `store.draws` leases the result. Samplers that choose by
+properties of groups are in `store.choices`. Two samplers are random: they pick groups one after the other,
+with probability proportional to weight among the remaining groups. A group's inclusion probability is 1 -
+exp(-weight * key), where key is that of the first group left out. Given the keys of all other groups this is
+exact, so sums over a batch weighted by its inverse are unbiased estimates for the store (Cohen and Kaplan,
 "Summarizing data using bottom-k sketches", PODC 2007).
 """
 
@@ -14,83 +14,85 @@ from typing import Any, Literal, Protocol
 
 from psycopg.rows import DictRow
 
-from trinity_db.database import Transaction
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 
-LOWEST_OCTAVE = -60  # of priority 0 alone, which weighs nothing where priorities count
+LOWEST_OCTAVE = -60  # only for priority 0, whose weight is 0 in the prioritized sampler
 
-# How many groups a cell may hold, half of it at least, and how many places it has for them. In wider
-# cells a larger share of the places is taken. So a draw needs fewer probes, but each probe reads more entries
-# of the index. These numbers cost least, whether the index is in memory or not.
+# Maximum number of groups in a cell (at least half of it is used), and the number of places in a cell. Wider
+# cells fill a larger share of their places, so a draw needs fewer probes, but each probe reads more index
+# entries. These numbers are the cheapest, with the index in memory or not.
 CROWD, PLACES = 16, 62
 
-# An octave with no more groups than this is read as a whole. Of a larger one as many are read to choose the
-# width of its cells: then a cell holds more groups than its places with a chance of 1e-13.
+# An octave with at most this many groups is read completely. Of a larger one this many groups are read to
+# choose the width of its cells: a cell then has more groups than places with a probability of 1e-13.
 MIN_FEW = 64
 FEW_PER_GROUP = 4
 ALL = 2**62
 
-# One probe in four to twelve hits a group. The second number is for groups that outweigh the others by far
-# and are hit again and again. Where it is not enough either, all groups are read.
+# One probe in four to twelve hits a group. The second number is for groups that far outweigh the others and
+# are hit repeatedly. If it is not enough either, all groups are read.
 PROBES_PER_GROUP = (14, 240)
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What may be drawn, how much of it, and whose chance it is."""
+class DrawLimits:
+    """Groups that may be drawn, the number to draw, and the seed."""
 
     run_id: int
     step: int
     seed: int
     size: int
-    """In groups."""
+    """Number of groups."""
     version: int
-    """What staleness is counted from."""
+    """Latest published version."""
+    versions_ahead: int
+    """Publications from `version` to the version that the step's weights are or will be."""
     max_staleness: int | None
 
 
 @dataclass(frozen=True)
 class Picked:
-    """What was found, and how it can be found again."""
+    """Result of a sampler, with what is needed to rerun it."""
 
     texts: Sequence[str]
-    """The statements, as they were sent."""
+    """The statements as sent."""
     parameters: Mapping[str, Any]
-    """What the statements were given and what was chosen beside the limits."""
+    """Parameters of the statements and choices, in addition to the limits."""
     members: Sequence[DictRow]
-    """Of whole groups, in the order of their ids: id, group_id, reward, staleness, probability, snapshot.
-    Those of fewer groups than were asked for when there are no more."""
+    """Rows of complete groups in order of id: id, group_id, reward, staleness, probability, snapshot. Fewer
+    groups than requested if there are not enough."""
     weights: Sequence[float]
-    """Each member's share in the loss."""
+    """Weight of each member in the loss."""
     snapshot: str | None
-    """What the statement that chose the groups saw, a pg_snapshot; None where it found nothing."""
+    """The pg_snapshot of the statement that chose the groups; None if it found nothing."""
     missing: Mapping[str, int] = field(default_factory=dict)
-    """By part, how many groups the draw lacks although enough groups may be drawn."""
+    """Number of groups missing per part, although enough groups may be drawn."""
 
 
 class Picks(Protocol):
-    """A rule by which a draw chooses among the groups that may be drawn."""
+    """Rule for choosing among the groups that may be drawn."""
 
     @property
     def name(self) -> str:
-        """Recorded with the batch."""
+        """Name recorded with the batch."""
 
-    def pick(self, tx: Transaction, limits: Limits) -> Picked:
-        """Find groups and their members; nothing is locked or changed."""
+    def pick(self, tx: Transaction, limits: DrawLimits) -> Picked:
+        """Choose groups and read their members; nothing is locked or changed."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """How groups are picked: the oldest, the newest, by even chance, or by one that follows priorities."""
+    """Picks groups: the oldest, the newest, uniformly at random, or at random weighted by priority."""
 
     name: Literal["fifo", "newest", "uniform", "prioritized"] = "fifo"
     alpha: float = 0.0
-    """A group's weight is its priority to this power."""
+    """Exponent: a group's weight is its priority to this power."""
     beta: float = 0.0
-    """How far the loss makes up for unequal chances: not at all (0) or wholly (1)."""
+    """Correction of unequal probabilities in the loss, from 0 (none) to 1 (full)."""
 
-    def pick(self, tx: Transaction, limits: Limits) -> Picked:
-        """Find the groups; nothing is locked or changed."""
+    def pick(self, tx: Transaction, limits: DrawLimits) -> Picked:
+        """Choose the groups; nothing is locked or changed."""
         if self.name in ("fifo", "newest"):
             name = "draw_groups" if self.name == "fifo" else "draw_newest"
             text = query(name)
@@ -107,7 +109,7 @@ class Sampler:
         return Picked([text], parameters | {"beta": self.beta}, members, weights, _snapshot(members))
 
     def _weights(self, probabilities: Sequence[float]) -> list[float]:
-        """Each row's share in the loss; at most 1, and 1 for the least likely."""
+        """Loss weight of each row; at most 1, and 1 for the least likely one."""
         if self.name != "prioritized" or not probabilities:
             return [1.0] * len(probabilities)
         least = min(probabilities)

@@ -1,4 +1,4 @@
-"""Rows that are found by what their texts say."""
+"""Search rows by their texts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from heapq import nlargest
@@ -6,28 +6,28 @@ from heapq import nlargest
 from psycopg.errors import ProgramLimitExceeded
 from psycopg.rows import DictRow
 
-from trinity_db.database import Database, Transaction
 from trinity_db.errors import NotFound, TrinityError
+from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.queries import query
 
 CHUNK = 1000  # texts read at a time
-CHARACTERS = (200_000, 60_000)  # that are read of long texts; the fewer, if the words of more do not fit
+CHARACTERS = (200_000, 60_000)  # read of long texts; the smaller number if the words of the larger do not fit
 
 
 def by_words(database: Database, words: str, run_id: int | None, limit: int) -> list[DictRow]:
-    """Rows whose prompt or response has these words, the best first.
+    """Find rows whose prompt or response contains these words, best match first.
 
     Args:
-        words: as people write them for a search on the web: `or`, -without, "a phrase".
-        run_id: the run whose rows are looked at; None: all runs.
+        words: in web search syntax: `or`, -without, "a phrase".
+        run_id: the run to search; None: all runs.
 
     Raises:
-        TrinityError: there is no word in it.
+        TrinityError: if it contains no word.
     """
     with database.transaction(read_only=True) as tx:
         row = tx.execute(query("count_words"), {"words": words}).fetchone()
     if row is None or not row["words"]:
-        raise TrinityError(f"There is no word in '{words}': give words that a prompt or a response has.")
+        raise TrinityError(f"There is no word in '{words}': give words from a prompt or a response.")
     most, fewer = (
         {"words": words, "run_id": run_id, "limit": limit, "characters": count} for count in CHARACTERS
     )
@@ -46,13 +46,13 @@ def like(
     limit: int,
     likeness: Callable[[str], Callable[[str], float]],
 ) -> list[DictRow]:
-    """Other rows whose response is like that of a row, the most alike first.
+    """Find other rows with responses similar to a row's, most similar first.
 
     Args:
-        likeness: of a response: how much alike another one is, from 0 to 1. Rows with 0 are left out.
+        likeness: returns the similarity of a response, from 0 to 1. Rows with 0 are left out.
 
     Raises:
-        NotFound: there is no such row.
+        NotFound: if the row does not exist.
     """
     with database.transaction(read_only=True) as tx:
         asked = tx.execute(query("response_of"), {"id": id}).fetchone()
@@ -66,7 +66,7 @@ def like(
 
 
 def with_texts(tx: Transaction, scores: Mapping[int, float]) -> list[DictRow]:
-    """These rows with their scores, in their order."""
+    """Read these rows with their scores, in order."""
     rows = {row["experience"]: row for row in tx.execute(query("read_found"), {"ids": list(scores)})}
     return [{**rows[id], "score": score} for id, score in scores.items() if id in rows]
 

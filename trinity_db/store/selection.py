@@ -1,8 +1,8 @@
-"""Which tasks come next: a run walks over each of its tasksets in passes.
+"""Choose the next tasks: a run walks over each of its tasksets in passes.
 
-A row of task_pass says how far it is. The explorer calls `choose` under the lock of its run, in the
-transaction that starts the groups. So explorers share one walk, and a run that is resumed goes on exactly
-here. A claim looks at a few tasks for each group, however many the taskset has.
+A row of task_pass holds the position. The explorer calls `choose` under its run's lock, in the transaction
+that starts the groups, so explorers share one walk, and a resumed run continues at the exact position. A
+claim reads a few tasks per group, whatever the size of the taskset.
 """
 
 import hashlib
@@ -13,41 +13,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from trinity_db.database import Transaction
 from trinity_db.errors import WrongSelect
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
-from trinity_db.store.own_select import OwnSelect, answer, within
+from trinity_db.store.user_query import OwnSelect, answer, within
 
 Walk = Literal["shuffled", "sequential", "easy_to_hard"]
 
-ROUNDS = 4  # of a shuffle
+ROUNDS = 4  # rounds of a shuffle
 WINDOWS = (
     16,
     16_384,
-)  # places that are looked at together: at first, and at most, as where tasks were deleted
-NEAR = 0.2  # a task whose chance to be solved lies so far from the target is taken 37 % of the times
-CERTAIN = 2.0  # standard deviations within which the chance to be solved is taken to lie
-FLOOR = 0.05  # of the times a task is taken however far it is from the target: the policy changes
+)  # places read together: initially, and at most (for example after deletions of tasks)
+NEAR = 0.2  # a task at this distance from the target success rate is taken 37 % of the time
+CERTAIN = 2.0  # assumed range of a task's success rate, in standard deviations
+FLOOR = 0.05  # minimum rate at which any task is taken, since the policy changes
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Which tasks come next."""
+class TaskSelection:
+    """How the next tasks are chosen."""
 
     weights: Mapping[int, float]
-    """The run's tasksets, and the share of the groups that each gets, relative to the others."""
+    """The run's tasksets, with the relative share of groups for each."""
     seed: int
     walk: Walk = "shuffled"
     target: float | None = None
-    """Tasks whose chance to be solved is near it are taken each time that the walk comes to them, others more
-    seldom. None: all are."""
+    """Target success rate: tasks near it are taken each time the walk reaches them, others more rarely. None:
+    all are taken."""
     own: OwnSelect | None = None
-    """In place of a walk: it yields ids of tasks. Other explorers of the run wait meanwhile."""
+    """SELECT that returns task ids, in place of a walk. The run's other explorers wait meanwhile."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Where a run is in a taskset. The columns of task_pass explain themselves."""
+    """Position of a run in a taskset; see the columns of task_pass."""
 
     taskset_id: int
     issued: int
@@ -60,23 +60,23 @@ class Pass:
 
     @property
     def places(self) -> int:
-        """How many places the stretch has. A shuffle has one for each number of as many bits."""
+        """Number of places in the stretch; for a shuffle, the next power of two."""
         return 1 << (self.size - 1).bit_length() if self.walk == "shuffled" and self.size else self.size
 
     def onward(self, count: int) -> "Pass":
-        """The stretch of tasks that were imported since the pass began, or else the next pass."""
+        """Return the stretch of tasks imported since the pass began, or else the next pass."""
         done = self.first + self.size
         if self.walk != "easy_to_hard" and done < count:
             return replace(self, first=done, size=count - done, position=0)
         return replace(self, number=self.number + 1, first=0, size=count, position=0, level=None)
 
 
-def choose(tx: Transaction, run_id: int, selection: Selection, limit: int) -> list[int]:
-    """The tasks of the next `limit` groups; fewer where there are none, or a user's SELECT yields fewer.
+def choose(tx: Transaction, run_id: int, selection: TaskSelection, limit: int) -> list[int]:
+    """Choose the tasks of the next `limit` groups; fewer if there are none, or a user's SELECT returns fewer.
 
     Raises:
-        WrongSelect: the user's SELECT fails, or yields what is no task of the run.
-        TrinityError: it takes too long.
+        WrongSelect: if the user's SELECT fails, or returns anything but tasks of the run.
+        TrinityError: if it exceeds its time limit.
     """
     read = {"run_id": run_id, "taskset_ids": list(selection.weights)}
     rows = tx.execute(query("read_passes"), read).fetchall()
@@ -99,9 +99,9 @@ def choose(tx: Transaction, run_id: int, selection: Selection, limit: int) -> li
 
 
 def take_turns(weights: Mapping[int, float], issued: Mapping[int, int], limit: int) -> list[int]:
-    """The tasksets of the next `limit` groups: each has its share of all groups, but for part of one.
+    """Choose the tasksets of the next `limit` groups, so that each has its share of all groups, within one.
 
-    The taskset comes next that is farthest behind, by the method of Sainte-Laguë; ties go by id.
+    The taskset furthest behind comes next, by the Sainte-Laguë method; ties go by id.
     """
     queue = [((issued[key] + 0.5) / weight, key) for key, weight in weights.items()]
     heapq.heapify(queue)
@@ -116,17 +116,11 @@ def take_turns(weights: Mapping[int, float], issued: Mapping[int, int], limit: i
 
 
 def _opened(tx: Transaction, run_id: int, row: Mapping[str, Any], walk: Walk) -> Pass:
-    """Where the run is, by a row of read_passes. With another walk, or none yet, it begins a pass."""
+    """Build the position from a row of read_passes; with another walk, or without a row, begin a pass."""
     if row["walk"] == walk:
         return Pass(**{name: row[name] for name in Pass.__dataclass_fields__})
-    taskset_id, number, issued = row["taskset_id"], 0, row["issued"]
-    if row["walk"] is not None:
-        number = row["number"] + 1
-    else:
-        counted = tx.execute(query("count_issued"), {"run_id": run_id, "taskset_id": taskset_id}).fetchone()
-        assert counted is not None
-        issued = counted["issued"]
-    return Pass(taskset_id, issued, walk, number, 0, row["count"], 0, None)
+    number = 0 if row["walk"] is None else row["number"] + 1
+    return Pass(row["taskset_id"], row["issued"] or 0, walk, number, 0, row["count"], 0, None)
 
 
 def _save(tx: Transaction, run_id: int, at: Pass) -> None:
@@ -134,9 +128,9 @@ def _save(tx: Transaction, run_id: int, at: Pass) -> None:
 
 
 def _walk(
-    tx: Transaction, run_id: int, selection: Selection, at: Pass, count: int, wanted: int
+    tx: Transaction, run_id: int, selection: TaskSelection, at: Pass, count: int, wanted: int
 ) -> tuple[list[int], Pass]:
-    """As many tasks from where the run is, and where it is then. There must be one task at least."""
+    """Take the given number of tasks and return the new position. There must be at least one task."""
     found: list[int] = []
     window, widest = WINDOWS
     while True:
@@ -154,7 +148,7 @@ def _walk(
 
 
 def _harder(tx: Transaction, at: Pass, wanted: int) -> tuple[list[int], Pass]:
-    """The next tasks by level; fewer at the end of a pass."""
+    """Take the next tasks by level; fewer at the end of a pass."""
     rows = tx.execute(query("harder_tasks"), {**asdict(at), "limit": wanted}).fetchall()
     if rows:
         at = replace(at, position=rows[-1]["ordinal"] + 1, level=rows[-1]["level"])
@@ -162,9 +156,9 @@ def _harder(tx: Transaction, at: Pass, wanted: int) -> tuple[list[int], Pass]:
 
 
 def _at_places(
-    tx: Transaction, run_id: int, selection: Selection, at: Pass, wanted: int, window: int
+    tx: Transaction, run_id: int, selection: TaskSelection, at: Pass, wanted: int, window: int
 ) -> tuple[list[int], Pass]:
-    """The tasks that are taken of those at the next places, up to as many as are wanted."""
+    """Take tasks at the next places, up to the given number."""
     places = range(at.position, min(at.position + window, at.places))
     ordinals = _ordinals(at, places, selection.seed)
     values = {
@@ -186,7 +180,7 @@ def _at_places(
 
 
 def _ordinals(at: Pass, places: Sequence[int], seed: int) -> dict[int, int]:
-    """Place → task.ordinal, for those of the places that have one."""
+    """Map places to task.ordinal, for places that have a task."""
     if at.walk == "sequential":
         return {place: at.first + place for place in places}
     numbers = shuffled(places, at.places, f"{seed}/{at.taskset_id}/{at.number}/{at.first}")
@@ -194,10 +188,10 @@ def _ordinals(at: Pass, places: Sequence[int], seed: int) -> dict[int, int]:
 
 
 def shuffled(places: Sequence[int], size: int, key: str) -> list[int]:
-    """Where a shuffle of the numbers below `size`, a power of two, has these places. No number comes twice.
+    """Map places through a shuffle of the numbers below `size`, a power of two. No number occurs twice.
 
     Each round multiplies by an odd number, adds, and mixes the upper bits into the lower ones. Each of these
-    can be undone, so two places never meet.
+    operations is invertible, so two places never collide.
     """
     digest = hashlib.blake2b(key.encode()).digest()
     words = [int.from_bytes(digest[start : start + 8], "big") for start in range(0, 16 * ROUNDS, 8)]
@@ -210,10 +204,10 @@ def shuffled(places: Sequence[int], size: int, key: str) -> list[int]:
 
 
 def chance_to_be_taken(alpha: float, beta: float, target: float) -> float:
-    """How often a walk takes a task, given the Beta posterior of the chance to solve it; from FLOOR to 1.
+    """Rate at which a walk takes a task, given the Beta posterior of its success rate; from FLOOR to 1.
 
-    It falls with the distance of the target from the likely chances. A task that was rarely attempted has a
-    wide range of likely chances, so it is taken each time.
+    It falls with the distance of the target from the likely success rates. A task with few attempts has a
+    wide range of likely rates, so it is always taken.
     """
     total = alpha + beta
     mean = alpha / total
@@ -223,27 +217,27 @@ def chance_to_be_taken(alpha: float, beta: float, target: float) -> float:
 
 
 def _draw(key: str) -> float:
-    """A number from 0 to 1 by chance, the same at each call."""
+    """Pseudo-random number from 0 to 1, determined by the key."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 def _ask(
-    tx: Transaction, run_id: int, selection: Selection, own: OwnSelect, limit: int
+    tx: Transaction, run_id: int, selection: TaskSelection, own: OwnSelect, limit: int
 ) -> list[tuple[int, int]]:
-    """The first tasks that a user's SELECT yields, each with its taskset."""
+    """Return the first tasks that a user's SELECT selects, each with its taskset."""
     values = {"run_id": run_id, "taskset_ids": list(selection.weights), "limit": limit}
     statement = f"SELECT chosen.* FROM {within(own.text)} AS chosen LIMIT %(limit)s"
     rows = answer(tx, own, statement, values).rows
     ids = [row[0] for row in rows if len(row) == 1 and type(row[0]) is int]  # True is an int too
     if len(ids) < len(rows):
         raise WrongSelect(
-            "explorer.tasks: the SELECT must yield ids of tasks, one whole number a row, and yields "
+            "explorer.tasks: the SELECT must return ids of tasks, one whole number per row, and returns "
             f"{rows[0]!r:.100}"
         )
     found = {row["id"]: row["taskset_id"] for row in tx.execute(query("tasksets_of"), {"task_ids": ids})}
     strange = [task_id for task_id in ids if found.get(task_id) not in selection.weights]
     if strange:
         raise WrongSelect(
-            f"explorer.tasks: the SELECT yields {strange[0]}, which is no task of the run's taskset."
+            f"explorer.tasks: the SELECT returns {strange[0]}, which is not a task of the run's taskset."
         )
     return [(task_id, found[task_id]) for task_id in ids]

@@ -1,14 +1,14 @@
-"""A run is asked to stop: its workers read it with their next heartbeat, on any machine.
+"""Ask a run to stop: its workers, on any node, read the request with their next heartbeat.
 
-The time is kept and never cleared. A worker that starts after it works on, so the command that started the
-run goes on with it.
+The time of the request is kept and never cleared. A worker that starts later ignores it, so the command that
+started the run can resume it.
 """
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import RunKind, RunState
 from trinity_db.store import runs, workers
@@ -20,19 +20,19 @@ class Asked:
     """A request to stop."""
 
     at: datetime
-    """By the server's clock."""
+    """Time on the server's clock."""
     workers: list[Worker]
-    """Those that were alive."""
+    """Workers that were alive."""
 
 
 def ask(tx: Transaction, run: runs.Run, lease_seconds: float, *, must_work: bool = True) -> Asked:
-    """Ask all workers of a run to finish what they have in hand, give their leases back and end.
+    """Ask all workers of a run to finish their current work, release their leases and exit.
 
     Args:
-        must_work: whether it is an error that none of them is alive.
+        must_work: raise an error if none of them is alive.
 
     Raises:
-        ConfigError: none of them is alive. Nothing is written then.
+        ConfigError: if none of them is alive. Nothing is written then.
     """
     found = [worker for worker in workers.running(tx, run.id, lease_seconds) if worker.is_alive]
     if not found and must_work:
@@ -44,13 +44,13 @@ def ask(tx: Transaction, run: runs.Run, lease_seconds: float, *, must_work: bool
 
 
 def at_work(tx: Transaction, run: runs.Run, asked_at: datetime, lease_seconds: float) -> list[Worker]:
-    """The workers that were asked and are alive still, and no worker that started later."""
+    """Return the workers that were asked and are still alive, without workers that started later."""
     found = workers.running(tx, run.id, lease_seconds)
     return [worker for worker in found if worker.is_alive and worker.started_at <= asked_at]
 
 
 def asked_at(tx: Transaction, run_id: int) -> datetime | None:
-    """When a run was last asked to stop; None if it never was, or was deleted."""
+    """Time of the last request to stop; None if there was none, or the run was deleted."""
     row = tx.execute(query("stop_asked_at"), {"run_id": run_id}).fetchone()
     return row["stop_asked_at"] if row else None
 

@@ -1,7 +1,7 @@
-"""Groups that tasks and responses are made from, and where each made thing comes from.
+"""Synthesis: groups from which tasks and responses are made, and the origin of each result.
 
-A synthesis is leased while a worker lives. It ends in the transaction that writes what was made, so that a
-killed worker's groups are asked about again, and nothing is made twice.
+A synthesis is leased while its worker is alive. It ends in the transaction that writes the results, so the
+groups of a killed worker are asked about again, and nothing is made twice.
 """
 
 import json
@@ -12,33 +12,33 @@ from typing import Any
 
 from psycopg.rows import DictRow
 
-from trinity_db.database import Transaction
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.store import processing
 
 
 @dataclass(frozen=True)
-class Source:
-    """A group that a worker holds, with the row that steps are shown."""
+class SourceGroup:
+    """A group held by a worker, with the row shown to the steps."""
 
     id: int
-    """Of the synthesis."""
+    """Id of the synthesis."""
     attempt: int
     group_id: int
     experience_id: int
     task_id: int
     taskset: str
     columns: DictRow
-    """All that steps read of the row."""
+    """Columns of the row that the steps read."""
     made: int
-    """How many things were made of its task before."""
+    """Number of results made from its task before."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A made thing that is written."""
+    """Origin of a result."""
 
-    source: Source
+    source: SourceGroup
     step: str
     digest: str
     detail: Mapping[str, Any] | None
@@ -47,31 +47,31 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why nothing could be made."""
+class SynthesisFailure:
+    """Reason why nothing could be made."""
 
-    source: Source
+    source: SourceGroup
     error: str
     step: str | None
 
 
 def count_made(tx: Transaction, run_id: int) -> int:
-    """How many things were made from the rows of a run."""
+    """Count the results made from the rows of a run."""
     return int(_one(tx, "count_made", run_id)["made"])
 
 
 def count_due(tx: Transaction, run_id: int) -> int:
-    """Groups that processors have yet to ask about."""
+    """Count the groups that are still to be asked about."""
     return int(_one(tx, "count_due_sources", run_id)["groups"])
 
 
 def take(
     tx: Transaction, run_id: int, worker_id: int, columns: tuple[str, ...], limit: int, lease_seconds: float
-) -> list[Source]:
-    """Lease due groups; read what steps ask for of their best rows. One whose worker died comes alone.
+) -> list[SourceGroup]:
+    """Lease due groups, and read the step's columns of their best rows. One whose worker died comes alone.
 
     Args:
-        columns: names of `processing.columns()`.
+        columns: names from `processing.columns()`.
     """
     values = {"run_id": run_id, "worker_id": worker_id, "lease_seconds": lease_seconds}
     taken = tx.execute(query("take_sources"), values | {"limit": limit, "suspects": False}).fetchall()
@@ -83,7 +83,7 @@ def take(
     rows = tx.execute(query("source_rows"), {"group_ids": list(leases)}).fetchall()
     read = {row["id"]: row for row in processing.read(tx, columns, [row["id"] for row in rows])}
     return [
-        Source(
+        SourceGroup(
             leases[row["group_id"]]["id"],
             leases[row["group_id"]]["attempt"],
             row["group_id"],
@@ -97,8 +97,8 @@ def take(
     ]
 
 
-def hold(tx: Transaction, run_id: int, worker_id: int, sources: Sequence[Source]) -> set[int]:
-    """The syntheses that the worker still holds. Other processors of the run write after this transaction."""
+def hold(tx: Transaction, run_id: int, worker_id: int, sources: Sequence[SourceGroup]) -> set[int]:
+    """Return the syntheses that the worker still holds; blocks the run's other processors from writing."""
     tx.execute(query("lock_makers"), {"run_id": run_id})
     values = {"ids": [source.id for source in sources], "worker_id": worker_id}
     attempts = {source.id: source.attempt for source in sources}
@@ -107,19 +107,19 @@ def hold(tx: Transaction, run_id: int, worker_id: int, sources: Sequence[Source]
 
 
 def made_before(tx: Transaction, run_id: int, digests: Sequence[str]) -> set[str]:
-    """Those of these things that were made from the run's rows before."""
+    """Return those of these results that were made from the run's rows before."""
     rows = tx.execute(query("made_before"), {"run_id": run_id, "digests": list(digests)})
     return {row["digest"] for row in rows}
 
 
 def made_of(tx: Transaction, run_id: int, task_ids: Sequence[int]) -> Counter[int]:
-    """How many things were made of each of these tasks."""
+    """Count the results made from each of these tasks."""
     rows = tx.execute(query("count_made_of"), {"run_id": run_id, "task_ids": list(task_ids)})
     return Counter({row["task_id"]: row["made"] for row in rows})
 
 
 def write_origins(tx: Transaction, run_id: int, origins: Sequence[Origin]) -> None:
-    """Record what was made and what from, in the transaction that wrote it."""
+    """Record results and their origin, in the transaction that wrote the results."""
     if origins:
         values = {
             "synthesis_ids": [one.source.id for one in origins],
@@ -134,9 +134,9 @@ def write_origins(tx: Transaction, run_id: int, origins: Sequence[Origin]) -> No
 
 
 def finish(
-    tx: Transaction, processor_version: int, ended: Sequence[tuple[Source, Mapping[str, int]]]
+    tx: Transaction, processor_version: int, ended: Sequence[tuple[SourceGroup, Mapping[str, int]]]
 ) -> None:
-    """End syntheses that are held, each with the reasons for which things were refused."""
+    """End held syntheses, each with the reasons for its refused results."""
     if ended:
         values = {
             "ids": [source.id for source, _ in ended],
@@ -147,8 +147,8 @@ def finish(
         tx.execute(query("finish_sources"), values)
 
 
-def fail(tx: Transaction, failures: Sequence[Failure], max_attempts: int) -> None:
-    """Give back or give up syntheses that are held."""
+def fail(tx: Transaction, failures: Sequence[SynthesisFailure], max_attempts: int) -> None:
+    """Return held syntheses to the queue, or give them up."""
     if failures:
         values = {
             "ids": [one.source.id for one in failures],
@@ -161,7 +161,7 @@ def fail(tx: Transaction, failures: Sequence[Failure], max_attempts: int) -> Non
 
 
 def release(tx: Transaction, worker_id: int, ids: Sequence[int]) -> None:
-    """Give back what was not asked to the end."""
+    """Release syntheses that were not completed."""
     if ids:
         tx.execute(query("release_sources"), {"ids": list(ids), "worker_id": worker_id})
 

@@ -1,45 +1,44 @@
-"""What people say of the rows and pairs in a queue: claims, verdicts, and what follows from these.
+"""Verdicts of people on queued rows and pairs: claims, verdicts, and their effects.
 
-A verdict changes rewards or preferences in the transaction that writes it, so the next draw knows it. Its
-review is locked first, then data sets, groups, rows and pairs as `rewards` says. A claim ends by itself when
-its holder stops renewing it, and goes to the next person.
+A verdict changes rewards or preferences in the transaction that writes it, so the next draw uses them. Its
+review is locked first, then data sets, groups, rows and pairs in the order given in `rewards`. A claim
+expires when its holder stops renewing it, and passes to the next person.
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from psycopg.rows import DictRow
-
-from trinity_db.database import Transaction
 from trinity_db.errors import ConfigError, LeaseLost, NotFound
+from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import LabelState
+from trinity_db.schema.typed_rows import RewardPart
 from trinity_db.store import pair_labels, rewards, runs
 
 LEASE_SECONDS = 120.0  # a living session renews its claims several times within it
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A row or a pair that one person has to judge."""
+class ReviewClaim:
+    """A row or a pair claimed by one person."""
 
     label_id: int
     attempt: int
-    """A verdict with an older number is refused."""
+    """Fencing token: a verdict with an older number is refused."""
     review_id: int
     name: str
     lowest: int
     highest: int
     prompt: str
     messages: Any
-    """The prompt as a list of messages; None where it was plain text."""
+    """The prompt as a list of messages; None if it was plain text."""
     responses: tuple[str, ...]
-    """One; of a pair A, then B."""
+    """The response; for a pair, A and then B."""
     experience_ids: tuple[int, ...]
     swapped: bool | None
-    """Whether A is the second row of the review; None: it is one row."""
+    """Whether A is the second row of the review; None for a single row."""
 
     @property
     def is_pair(self) -> bool:
@@ -48,29 +47,29 @@ class Claim:
 
     @property
     def is_graded(self) -> bool:
-        """Whether it is judged by more than good (1) and bad (0)."""
+        """Whether the scale has more values than good (1) and bad (0)."""
         return not self.is_pair and (self.lowest, self.highest) != (0, 1)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a person says of a claim."""
+class PersonVerdict:
+    """A person's verdict on a claim."""
 
     state: LabelState
     value: int | None = None
-    """Of a pair 1: A is better, -1: B is, 0: neither. None unless submitted."""
+    """For a pair 1: A is better, -1: B is better, 0: neither. None unless submitted."""
     seconds: float | None = None
-    """How long the person looked at it."""
+    """Time that the person took."""
     blind: bool | None = None
-    """Whether the person saw no rewards before; None: unknown."""
+    """Whether the rewards were hidden from the person; None: unknown."""
 
 
 def claim(
     tx: Transaction, run_id: int, author: str, pairs: bool, lease_seconds: float = LEASE_SECONDS
-) -> Claim | None:
-    """Give a person the oldest row or pair that waits for a verdict of theirs; None: there is none.
+) -> ReviewClaim | None:
+    """Claim the oldest row or pair that waits for this person's verdict; None if none exists.
 
-    Which response of a pair is A is drawn by lot for each claim.
+    Which response of a pair is A is random for each claim.
     """
     values = {"run_id": run_id, "author": author, "pairs": pairs, "lease_seconds": lease_seconds}
     after = 0
@@ -82,11 +81,11 @@ def claim(
     return None
 
 
-def read(tx: Transaction, label_id: int) -> Claim:
-    """A claim as its person sees it.
+def read(tx: Transaction, label_id: int) -> ReviewClaim:
+    """Read a claim as shown to its person.
 
     Raises:
-        NotFound: there is none.
+        NotFound: if the claim does not exist.
     """
     row = tx.execute(query("read_claim"), {"label_id": label_id}).fetchone()
     if row is None:
@@ -94,7 +93,7 @@ def read(tx: Transaction, label_id: int) -> Claim:
     responses = [row["response"] or ""]
     if row["is_pair"]:
         responses.insert(0 if row["swapped"] else 1, row["other_response"] or "")
-    return Claim(
+    return ReviewClaim(
         row["label_id"],
         row["attempt"],
         row["review_id"],
@@ -109,30 +108,33 @@ def read(tx: Transaction, label_id: int) -> Claim:
     )
 
 
-def reward_parts(tx: Transaction, claim: Claim) -> list[DictRow]:
-    """What the rewards of a claim's rows are made of, for a person who asks to see it."""
-    return tx.execute(query("read_reward_parts"), {"ids": list(claim.experience_ids)}).fetchall()
+def reward_parts(tx: Transaction, claim: ReviewClaim) -> list[RewardPart]:
+    """Return the parts of the rewards of a claim's rows, for a person who asks to see them."""
+    return cast(
+        list[RewardPart],
+        tx.execute(query("read_reward_parts"), {"ids": list(claim.experience_ids)}).fetchall(),
+    )
 
 
-def renew(tx: Transaction, claims: Sequence[Claim], lease_seconds: float = LEASE_SECONDS) -> set[int]:
-    """Put off the end of claims; returns the labels of those that had not ended."""
+def renew(tx: Transaction, claims: Sequence[ReviewClaim], lease_seconds: float = LEASE_SECONDS) -> set[int]:
+    """Extend claims; returns the labels of claims that had not expired."""
     values = {"ids": [claim.label_id for claim in claims], "attempts": [claim.attempt for claim in claims]}
     rows = tx.execute(query("renew_claims"), values | {"lease_seconds": lease_seconds})
     return {row["id"] for row in rows}
 
 
-def release(tx: Transaction, claim: Claim) -> None:
-    """Give a claim back, for another person or for the same one later. Harmless when repeated."""
+def release(tx: Transaction, claim: ReviewClaim) -> None:
+    """Release a claim, for another person or the same one later. Idempotent."""
     tx.execute(query("release_claim"), {"label_id": claim.label_id, "attempt": claim.attempt})
 
 
-def decide(tx: Transaction, claim: Claim, author: str, verdict: Verdict) -> None:
-    """Write a verdict on a claim, and everything that follows from it. Harmless when repeated.
+def decide(tx: Transaction, claim: ReviewClaim, author: str, verdict: PersonVerdict) -> None:
+    """Write a verdict on a claim and apply its effects. Idempotent.
 
     Raises:
-        LeaseLost: the claim ended, and another person or session has it.
-        NotFound: the row left the queue, as with its run.
-        ConfigError: the value is out of the scale.
+        LeaseLost: if the claim expired, and another person or session has it.
+        NotFound: if the row left the queue, for example because its run was deleted.
+        ConfigError: if the value is outside the scale.
     """
     value = _check(verdict, claim.lowest, claim.highest)
     if value is not None and claim.swapped:
@@ -143,42 +145,44 @@ def decide(tx: Transaction, claim: Claim, author: str, verdict: Verdict) -> None
     if tx.execute(query("decide_label"), values | said).fetchone() is None:
         found = tx.execute(query("find_label"), {"label_id": claim.label_id}).fetchone()
         if found == {"attempt": claim.attempt, "state": verdict.state.value, "value": value}:
-            return  # it was written by a transaction whose commit was unclear
+            return  # written by a transaction with an unknown commit outcome
         if found is None:
-            raise NotFound("It is in no queue any more: its run was deleted, or pruned.")
-        raise LeaseLost("Another person judges this by now: your claim had ended.")
+            raise NotFound("It is no longer in a queue: its run was deleted or pruned.")
+        raise LeaseLost("Another person judges this now: your claim has expired.")
     _follow(tx, claim.review_id, author, verdict.state == LabelState.SUBMITTED)
 
 
-def submit(tx: Transaction, claim: Claim, author: str, value: int, seconds: float | None = None) -> None:
-    """Judge a claim: a row by a value of its scale; a pair by 1 for A, -1 for B, 0 for neither."""
-    decide(tx, claim, author, Verdict(LabelState.SUBMITTED, value, seconds))
+def submit(
+    tx: Transaction, claim: ReviewClaim, author: str, value: int, seconds: float | None = None
+) -> None:
+    """Judge a claim: a row with a value of its scale; a pair with 1 for A, -1 for B, 0 for neither."""
+    decide(tx, claim, author, PersonVerdict(LabelState.SUBMITTED, value, seconds))
 
 
-def discard(tx: Transaction, claim: Claim, author: str, seconds: float | None = None) -> None:
-    """Say that a claim cannot be judged: it counts as an answer that has no value."""
-    decide(tx, claim, author, Verdict(LabelState.DISCARDED, seconds=seconds))
+def discard(tx: Transaction, claim: ReviewClaim, author: str, seconds: float | None = None) -> None:
+    """Mark a claim as impossible to judge: it counts as an answer without a value."""
+    decide(tx, claim, author, PersonVerdict(LabelState.DISCARDED, seconds=seconds))
 
 
-def skip(tx: Transaction, claim: Claim, author: str, seconds: float | None = None) -> None:
-    """Leave a claim to other people; this one is not asked about it again."""
-    decide(tx, claim, author, Verdict(LabelState.SKIPPED, seconds=seconds))
+def skip(tx: Transaction, claim: ReviewClaim, author: str, seconds: float | None = None) -> None:
+    """Leave a claim to other people; this person is not asked about it again."""
+    decide(tx, claim, author, PersonVerdict(LabelState.SKIPPED, seconds=seconds))
 
 
 def last_decided(tx: Transaction, run_id: int, author: str, pairs: bool) -> int | None:
-    """The label of a person's last verdict in a queue; None: there is none."""
+    """Return the label of a person's last verdict in a queue; None if none exists."""
     values = {"run_id": run_id, "author": author, "pairs": pairs}
     last = tx.execute(query("last_decided"), values).fetchone()
     return None if last is None else int(last["id"])
 
 
-def undo(tx: Transaction, label_id: int, author: str, lease_seconds: float = LEASE_SECONDS) -> Claim:
-    """Take a person's verdict back, with all that followed from it; returns the claim anew.
+def undo(tx: Transaction, label_id: int, author: str, lease_seconds: float = LEASE_SECONDS) -> ReviewClaim:
+    """Take a person's verdict back with its effects; returns the claim again.
 
-    May be repeated: a verdict that was taken back already stays so.
+    Idempotent: a verdict that was taken back already stays so.
 
     Raises:
-        ConfigError: a group that is drawn by its rewards would be left without one of them.
+        ConfigError: if a group that is drawn by its rewards would be left without one of them.
     """
     about = {"label_id": label_id, "lease_seconds": lease_seconds}
     review = tx.execute(query("lock_review"), about).fetchone()
@@ -192,16 +196,21 @@ def undo(tx: Transaction, label_id: int, author: str, lease_seconds: float = LEA
 
 
 def give(
-    tx: Transaction, run_id: int, review_id: int, author: str, verdict: Verdict, swapped: bool | None = None
+    tx: Transaction,
+    run_id: int,
+    review_id: int,
+    author: str,
+    verdict: PersonVerdict,
+    swapped: bool | None = None,
 ) -> Literal["new", "changed", "known"]:
-    """Write a verdict that was given in another program; of a person the last one counts.
+    """Write a verdict from another program; a person's last verdict counts.
 
     Args:
-        swapped: Whether the person saw the second row of the pair as A; None: it is one row.
+        swapped: whether the person saw the second row of the pair as A; None for a single row.
 
     Raises:
-        NotFound: the run has no such review.
-        ConfigError: the value is out of the review's scale, or it is of a row where a pair was compared.
+        NotFound: if the run has no such review.
+        ConfigError: if the value is outside the review's scale, or it is a row's for a pair, or vice versa.
     """
     found = tx.execute(query("lock_given_review"), {"review_id": review_id, "run_id": run_id}).fetchone()
     if found is None:
@@ -224,8 +233,8 @@ def give(
     return "changed" if before is not None and before["state"] != LabelState.DRAFT else "new"
 
 
-def _check(verdict: Verdict, lowest: int, highest: int) -> int | None:
-    """The value of a verdict, which fits its state and the scale."""
+def _check(verdict: PersonVerdict, lowest: int, highest: int) -> int | None:
+    """Check a verdict's value against its state and the scale, and return it."""
     value = verdict.value
     assert (value is not None) == (verdict.state == LabelState.SUBMITTED)
     if value is not None and not lowest <= value <= highest:
@@ -236,11 +245,11 @@ def _check(verdict: Verdict, lowest: int, highest: int) -> int | None:
 def _follow(
     tx: Transaction, review_id: int, author: str, has_other_values: bool, takes_back: bool = False
 ) -> None:
-    """Count the verdicts on a locked review, and let rewards or preferences follow where values changed."""
+    """Count the verdicts on a locked review, and update rewards or preferences if values changed."""
     tally = tx.execute(query("tally_review"), {"review_id": review_id}).fetchone()
     assert tally is not None
     if not has_other_values:
-        runs.announce(tx, tally["run_id"])  # a group may have waited for it
+        runs.announce(tx, tally["run_id"])  # a group may be waiting for it
     elif tally["other_id"] is None:
         _reward(tx, tally, author, takes_back)
     else:
@@ -248,9 +257,9 @@ def _follow(
 
 
 def _reward(tx: Transaction, tally: Mapping[str, Any], author: str, takes_back: bool) -> None:
-    """The mean of the verdicts is the reward of their name.
+    """Set the reward to the mean of the verdicts.
 
-    A verdict that is taken back leaves alone what was said under the name since, outside the review.
+    If a verdict was taken back, a reward of the same name given since then outside the review is kept.
     """
     detail: dict[str, Any] = {"review": tally["id"], "verdicts": tally["verdicts"]}
     value, weight = tally["mean"], tally["weight"]
@@ -260,7 +269,7 @@ def _reward(tx: Transaction, tally: Mapping[str, Any], author: str, takes_back: 
         tally["experience_id"], value, tally["name"], tally["source"], author, weight, detail
     )
     if takes_back:
-        rewards.hold(tx, [judgement])  # so that no correction comes between
+        rewards.hold(tx, [judgement])  # blocks concurrent corrections
         values = {"review_id": tally["id"]}
         if tx.execute(query("find_correction"), values).fetchone() is not None:
             runs.announce(tx, tally["run_id"])
@@ -269,7 +278,7 @@ def _reward(tx: Transaction, tally: Mapping[str, Any], author: str, takes_back: 
 
 
 def _prefer(tx: Transaction, tally: Mapping[str, Any]) -> None:
-    """The side that most verdicts are for is preferred."""
+    """Prefer the side with most verdicts."""
     values = {
         "review_id": tally["id"],
         "run_id": tally["run_id"],
@@ -282,7 +291,7 @@ def _prefer(tx: Transaction, tally: Mapping[str, Any]) -> None:
         return
     if tally["side"]:
         tx.execute(query("prefer"), values)
-    # Not before: an adoption that writes this very pair locks these rows after it.
+    # Lock them only now: an adoption that writes this very pair locks these rows after it.
     rows = (tally["experience_id"], tally["other_id"])
     pair_labels.hold(tx, rows)
     tx.execute(query("uphold_preferences"), values)

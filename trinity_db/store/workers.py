@@ -1,4 +1,4 @@
-"""Workers: one row a process. What they hold is alive as long as their heartbeat."""
+"""Workers: one row per process. Their leases are valid while their heartbeats continue."""
 
 import os
 import socket
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from trinity_db.database import Transaction, is_pooled
 from trinity_db.errors import ConfigError, LeaseLost
+from trinity_db.postgres.connection import Transaction, is_pooled
 from trinity_db.schema.queries import query
 from trinity_db.schema.states import WorkerRole
 from trinity_db.store import runs
 
-RESCUERS = 4  # workers of a login: one is found dead only after a lease, and the others look meanwhile
+RESCUERS = 4  # rescuers per login: a dead one is noticed only after a lease, and the others keep looking
 
 
 @dataclass(frozen=True)
 class Released:
-    """How much was given back."""
+    """Counts of released rows and groups."""
 
     experiences: int
     groups: int
@@ -28,7 +28,7 @@ class Released:
 
 @dataclass(frozen=True)
 class Worker:
-    """A process that said no goodbye and is not known to be gone."""
+    """A process that has not signed off and is not known to be gone."""
 
     id: int
     role: WorkerRole
@@ -36,7 +36,7 @@ class Worker:
     pid: int
     started_at: datetime
     is_alive: bool
-    """Whether it gave a sign of life within its lease."""
+    """Whether its last heartbeat is within its lease."""
 
     def __str__(self) -> str:
         return f"{self.role} on {self.host}, pid {self.pid}"
@@ -44,34 +44,34 @@ class Worker:
 
 @dataclass(frozen=True)
 class Beat:
-    """What the server answers to a sign of life."""
+    """The server's answer to a heartbeat."""
 
     at: datetime
-    """The server's time."""
+    """Time on the server's clock."""
     is_to_stop: bool
     """Whether the run was asked to stop since the worker started."""
     is_rescuer: bool
-    """Whether it gives back what workers that are gone hold."""
+    """Whether this worker releases the leases of dead workers."""
 
 
 @dataclass(frozen=True)
 class Rival:
-    """Another worker that is the only one of its role in the run."""
+    """Another worker, the only one of its role in the run."""
 
     worker_id: int
     heartbeat_at: datetime
     is_silent: bool = field(compare=False)
-    """Whether its lease has ended by the server's clock, which may have been moved."""
+    """Whether its lease has expired on the server's clock, which may have been changed."""
 
 
 def register(tx: Transaction, run: runs.Run, role: WorkerRole) -> int:
-    """Enter this process; returns the worker's id.
+    """Register this process; returns the worker's id.
 
-    Workers of this machine whose process is gone are marked as stopped right away, so that a
-    restart after a crash need not wait for their leases to run out.
+    Workers of this host whose process is gone are marked as stopped immediately, so a restart after a crash
+    need not wait for their leases to expire.
 
     Raises:
-        ConfigError: the run's settings were changed since this process read them.
+        ConfigError: if the run's settings were changed since this process read them.
     """
     worker_id = _enter(tx, run, role, exclusive=False)
     assert worker_id is not None
@@ -79,12 +79,12 @@ def register(tx: Transaction, run: runs.Run, role: WorkerRole) -> int:
 
 
 def register_only(tx: Transaction, run: runs.Run, role: WorkerRole) -> int | None:
-    """Enter this process as the only worker of its role; None where another is, as far as the server can see.
+    """Register this process as the only worker of its role; None if the server has another.
 
-    One whose process or session is gone is none. All others of the role are taken for gone.
+    A worker whose process or session is gone does not count. All others of the role are marked as gone.
 
     Raises:
-        ConfigError: as register.
+        ConfigError: see register.
     """
     tx.execute(query("stop_lost_rival"), {"run_id": run.id, "role": role})
     worker_id = _enter(tx, run, role, exclusive=True)
@@ -94,20 +94,20 @@ def register_only(tx: Transaction, run: runs.Run, role: WorkerRole) -> int | Non
 
 
 def rival(tx: Transaction, run_id: int, role: WorkerRole, lease_seconds: float) -> Rival | None:
-    """The only worker of the role, which `register_only` found."""
+    """Return the only worker of the role, which `register_only` found."""
     values = {"run_id": run_id, "role": role, "lease_seconds": lease_seconds}
     row = tx.execute(query("rival"), values).fetchone()
     return Rival(row["id"], row["heartbeat_at"], row["is_silent"]) if row else None
 
 
 def stop_rival(tx: Transaction, run_id: int, rival: Rival, lease_seconds: float) -> None:
-    """Take its place from a worker that has given no sign of life since it was looked at."""
+    """Stop a rival that has sent no heartbeat since it was read."""
     tx.execute(query("end_silent_sessions"), {"run_id": run_id, "lease_seconds": lease_seconds})
     tx.execute(query("stop_rival"), {"worker_id": rival.worker_id, "heartbeat_at": rival.heartbeat_at})
 
 
 def running(tx: Transaction, run_id: int, lease_seconds: float) -> list[Worker]:
-    """The run's workers, without those of this machine whose process is gone: they are marked as stopped."""
+    """List the run's workers; those of this host whose process is gone are marked as stopped and excluded."""
     host, found = socket.gethostname(), []
     values = {"run_id": run_id, "lease_seconds": lease_seconds}
     for row in tx.execute(query("running_workers"), values).fetchall():
@@ -119,17 +119,17 @@ def running(tx: Transaction, run_id: int, lease_seconds: float) -> list[Worker]:
 
 
 def newest(tx: Transaction, run: str) -> int | None:
-    """The worker of a run that started last; None before the first, or if there is no such run."""
+    """Return a run's worker that started last; None before the first, or if the run does not exist."""
     row = tx.execute(query("newest_worker"), {"run": run}).fetchone()
     assert row is not None
     return None if row["id"] is None else int(row["id"])
 
 
 def all_gone(tx: Transaction, run: runs.Run, lease_seconds: float, what: str) -> None:
-    """Make sure that no worker of a run is alive; those that are silent are taken for gone, and will hear it.
+    """Check that no worker of a run is alive, and fence off those whose lease has expired.
 
     Raises:
-        ConfigError: some are alive. The message names them, and how to stop them before doing `what`.
+        ConfigError: if some are alive. The message names them, and how to stop them before doing `what`.
     """
     found = running(tx, run.id, lease_seconds)
     if alive := [str(worker) for worker in found if worker.is_alive]:
@@ -142,7 +142,7 @@ def all_gone(tx: Transaction, run: runs.Run, lease_seconds: float, what: str) ->
 
 
 def sign(session: Transaction, worker_id: int) -> str:
-    """Let the server know whose session this is; returns the name it has from now on."""
+    """Label the session with its worker; returns the session's new name."""
     values = {"worker_id": worker_id, "is_local": is_pooled(session)}
     row = session.execute(query("sign_session"), values).fetchone()
     assert row is not None
@@ -150,24 +150,24 @@ def sign(session: Transaction, worker_id: int) -> str:
 
 
 def keep_session(session: Transaction, worker_id: int) -> None:
-    """Let the worker count as lost when this session ends; behind a pooler no session is its own."""
+    """Count the worker as lost when this session ends; no effect behind a connection pooler."""
     if not is_pooled(session):
         session.execute(query("keep_session"), {"worker_id": worker_id})
 
 
 def replace_others(tx: Transaction, worker_id: int) -> None:
-    """Take every other worker of this role in this run for gone; for the one that has the place alone."""
+    """Mark all other workers of this role in this run as gone; call it only while holding the place."""
     tx.execute(query("stop_other_workers"), {"worker_id": worker_id})
 
 
 def beat(tx: Transaction, worker_id: int, lease_seconds: float) -> Beat:
-    """Give a sign of life, which keeps alive all that the worker holds.
+    """Send a heartbeat, which keeps all leases of the worker alive.
 
     Args:
-        lease_seconds: other workers are alive if they gave one within so many seconds.
+        lease_seconds: other workers are alive if their last heartbeat is at most this old.
 
     Raises:
-        LeaseLost: the worker was taken for gone, or replaced.
+        LeaseLost: if the worker was marked as gone, or replaced.
     """
     values = {"worker_id": worker_id, "rescuers": RESCUERS, "lease_seconds": lease_seconds}
     row = tx.execute(query("heartbeat"), values).fetchone()
@@ -177,11 +177,11 @@ def beat(tx: Transaction, worker_id: int, lease_seconds: float) -> Beat:
 
 
 def record_staged(tx: Transaction, worker_id: int, staged: int | None, broken: str | None = None) -> None:
-    """Record the version that this worker's machine has fetched, or one that cannot be fetched whole.
+    """Record the version that this worker's node has fetched, or a version that cannot be fetched completely.
 
     Args:
-        staged: the version; None: it has fetched no other one.
-        broken: the address of a version whose objects are missing or damaged.
+        staged: the version; None: no other version was fetched.
+        broken: address of a version whose objects are missing or damaged.
     """
     tx.execute(query("record_staged"), {"worker_id": worker_id, "staged": staged, "broken": broken})
 
@@ -197,28 +197,28 @@ def record_engine_dtype(tx: Transaction, worker_id: int, dtype: str) -> None:
 
 
 def engine_dtypes(tx: Transaction, run_id: int, lease_seconds: float) -> set[str | None]:
-    """The number formats of the engines of living explorers. None: unknown."""
+    """Return the number formats of live explorers' engines. None: unknown."""
     rows = tx.execute(query("engine_dtypes"), {"run_id": run_id, "lease_seconds": lease_seconds})
     return {row["engine_dtype"] for row in rows}
 
 
 def hold_place(tx: Transaction, worker_id: int) -> None:
-    """Let no other worker replace this one before this transaction ends.
+    """Block replacement of this worker until this transaction ends.
 
     Raises:
-        LeaseLost: another one already did.
+        LeaseLost: if it was already replaced.
     """
     if tx.execute(query("hold_place"), {"worker_id": worker_id}).fetchone() is None:
         raise replaced(worker_id)
 
 
 def stop(tx: Transaction, worker_id: int) -> None:
-    """Say goodbye; the next rescue gives back what the worker still holds."""
+    """Sign off; the next rescue releases what the worker still holds."""
     tx.execute(query("stop_worker"), {"worker_id": worker_id})
 
 
 def is_at_work(tx: Transaction, run_id: int, host: str, pid: int, lease_seconds: float) -> bool:
-    """Whether a process has a worker that has not stopped and gave a sign of life within its lease."""
+    """Whether a process has a worker that has not stopped and whose last heartbeat is within its lease."""
     values = {"run_id": run_id, "host": host, "pid": pid, "lease_seconds": lease_seconds}
     row = tx.execute(query("process_is_at_work"), values).fetchone()
     assert row is not None
@@ -226,29 +226,29 @@ def is_at_work(tx: Transaction, run_id: int, host: str, pid: int, lease_seconds:
 
 
 def stop_process(tx: Transaction, run_id: int, host: str, pid: int) -> None:
-    """Take a worker for gone, by its process: its place is free, and its writes are refused from now on."""
+    """Mark the worker of a process as gone: its place becomes free, and its later writes are refused."""
     tx.execute(query("stop_process"), {"run_id": run_id, "host": host, "pid": pid})
 
 
 def release_leases(tx: Transaction, run_id: int, lease_seconds: float) -> Released:
-    """Give back what stopped workers, and those silent for longer than their lease, hold.
+    """Release the leases of stopped workers and of those silent for longer than their lease.
 
-    Any process may call it at any time, also beside others that do. What a silent worker's session has
-    locked is given back by the next call: this one ends the session.
+    Any process may call it at any time, also concurrently. Rows locked by a silent worker's session are
+    released with the next call: this one ends the session.
     """
     values = {"run_id": run_id, "lease_seconds": lease_seconds}
     row = tx.execute(query("release_leases"), values).fetchone()
     assert row is not None
-    if row["silent"]:  # each heartbeat comes here, and the look at all sessions costs a fleet too much
+    if row["silent"]:  # called on each heartbeat; scanning all sessions would be too expensive
         tx.execute(query("end_silent_sessions"), values)
     return Released(row["experiences"], row["groups"])
 
 
 def release_own(tx: Transaction, worker_id: int, keep: Sequence[int] = ()) -> Released:
-    """Give back what a worker has claimed but not in hand, as when the answer to its claim was lost.
+    """Release what a worker has claimed but does not process, for example because the claim's reply was lost.
 
     Args:
-        keep: the experiences that it has in hand.
+        keep: the experiences that it is processing.
     """
     row = tx.execute(query("release_own_leases"), {"worker_id": worker_id, "keep": list(keep)}).fetchone()
     assert row is not None
@@ -256,9 +256,9 @@ def release_own(tx: Transaction, worker_id: int, keep: Sequence[int] = ()) -> Re
 
 
 def replaced(worker_id: int) -> LeaseLost:
-    """The error that tells a worker so."""
+    """Error for a worker that was replaced."""
     return LeaseLost(
-        f"Worker {worker_id} was taken for gone, and another has its place; all that it wrote is kept."
+        f"Worker {worker_id} was marked as gone, and another has its place; everything it wrote is kept."
     )
 
 

@@ -1,8 +1,8 @@
-"""Versions that the trainer sends to several explorers at once: a faster way to the same files.
+"""Broadcast of versions from the trainer to several explorers: a faster way to the same files.
 
-gloo does it, in a process of its own at either end (`gloo_process.py`). If a peer sends what gloo does not
-expect, it ends its process, and where a machine is lost, torch may wait for ever. Neither must happen to a
-trainer or an explorer. An explorer that does not get a version uses its files, as without a broadcast.
+It uses gloo, in a separate process at either end (`gloo_process.py`): gloo aborts its process on unexpected
+data, and torch may wait forever for a lost machine. Neither must happen to a trainer or an explorer. An
+explorer that does not receive a version reads its files, as without broadcasts.
 """
 
 import errno
@@ -25,42 +25,43 @@ from trinity_db.models.adapter_folder import is_adapter
 logger = logging.getLogger(__name__)
 
 PROGRAM = "trinity_db.weights.gloo_process"
-KEPT = 3  # versions that are sent; older ones are in the files
-AGAIN_SECONDS = 5.0  # after the process that sends was lost
-PORT_SECONDS = 10.0  # for the trainer before to give the port up, if it was killed
+KEPT = 3  # versions offered; older ones are read from files
+AGAIN_SECONDS = 5.0  # restart delay of the sending process
+PORT_SECONDS = 10.0  # for a killed predecessor to release the port
 LOOK_SECONDS = 0.1
-BACKLOG = 1000  # explorers that ask at a time
-NOT_ITS_OWN = ("TRINITY_DB_", "PG", "AWS_")  # how variables begin with what the processes need not know
+BACKLOG = 1000  # explorers that connect at the same time
+NOT_ITS_OWN = ("TRINITY_DB_", "PG", "AWS_")  # prefixes of variables that are withheld from the processes
 
 
 class Lost(TrinityError):
-    """A version did not come by broadcast. Its files are where they always are."""
+    """A version was not received by broadcast; its files are still available."""
 
 
 class Broadcasts:
-    """Sends the versions of this trainer to the explorers that ask for them. It works beside the trainer.
+    """Sends this trainer's versions to the explorers that request them, in the background.
 
     Args:
-        address: of this machine, as the explorers reach it; host or host:port. No port: the system chooses.
+        address: this machine's address as the explorers reach it; host or host:port. Without a port the
+            system chooses one.
 
     Raises:
-        ConfigError: it is no address of this machine, or the port is taken.
+        ConfigError: if it is not an address of this machine, or the port is in use.
     """
 
     def __init__(self, address: str) -> None:
         self._listening = _listening(address)
         host, port = parsed(address)[0], self._listening.getsockname()[1]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        """Where explorers ask."""
+        """Address that explorers connect to."""
         self._folders: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._offering = threading.Lock()
         threading.Thread(target=self._run, name="broadcast", daemon=True).start()
 
     def offer(self, folder: Path, digest: str) -> None:
-        """Send this version to those that ask for it, beside the ones before.
+        """Offer this version in addition to earlier ones.
 
-        An adapter is not sent: it is small, and its base is found beside it.
+        An adapter is not sent: it is small, and its base is found next to it.
         """
         if is_adapter(folder):
             return
@@ -69,13 +70,13 @@ class Broadcasts:
             self._say()
 
     def _run(self) -> None:
-        """Keep a process that sends, and log what it says."""
+        """Keep a sending process running and log its reports."""
         descriptor = self._listening.fileno()
         while True:
             with _started([str(descriptor)], [descriptor]) as process:
                 assert process.stdin is not None
                 assert process.stdout is not None
-                os.set_blocking(process.stdin.fileno(), False)  # no trainer waits for it
+                os.set_blocking(process.stdin.fileno(), False)  # must not block the trainer
                 with self._offering:
                     self._process = process
                     self._say()
@@ -88,26 +89,26 @@ class Broadcasts:
             time.sleep(AGAIN_SECONDS)
 
     def _say(self) -> None:
-        """Let the process know which versions there are. One that hangs does not read, and is replaced."""
+        """Send the list of offered versions to the process, and replace it if it hangs."""
         if self._process is not None and not _write(self._process, self._folders):
             self._process.kill()
 
 
 class Receiver:
-    """Has versions sent to this machine, one at a time."""
+    """Receives versions on this machine, one at a time."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._receiving = threading.Lock()
 
     def receive(self, address: str, digest: str, folder: Path) -> None:
-        """Have the trainer send a version, and write its files to an empty folder.
+        """Request a version from the trainer and write its files to an empty folder.
 
         Args:
-            digest: what the trainer knows the version by. The caller holds the files to it.
+            digest: the version's digest. The caller checks the files against it.
 
         Raises:
-            Lost: it did not come.
+            Lost: if it was not received.
         """
         with self._receiving:
             error = self._received(address, digest, folder)
@@ -115,20 +116,20 @@ class Receiver:
             raise Lost(f"The broadcast from {address} failed: {error}.")
 
     def close(self) -> None:
-        """End the process. The next version would start another one."""
+        """End the process. The next version starts another one."""
         if (process := self._process) is not None:
             process.kill()
             with self._receiving:
                 self._forget(process)
 
     def _received(self, address: str, digest: str, folder: Path) -> str | None:
-        """Why it did not come, or None."""
+        """Receive a version; return why it failed, or None."""
         if self._process is None:
             self._process = _started([], [])
         process = self._process
         assert process.stdout is not None
-        asked = {"address": address, "digest": digest, "folder": str(folder.absolute())}
-        line = process.stdout.readline() if _write(process, asked) else b""
+        request = {"address": address, "digest": digest, "folder": str(folder.absolute())}
+        line = process.stdout.readline() if _write(process, request) else b""
         if line:
             error: str | None = json.loads(line)["error"]
             return error
@@ -136,14 +137,14 @@ class Receiver:
         return f"its process ended with code {process.returncode}"
 
     def _forget(self, process: "subprocess.Popen[bytes]") -> None:
-        """Take leave of a process that has ended, or was killed."""
+        """Reap a process that has exited or was killed."""
         if self._process is process:
             self._process = None
             process.communicate()
 
 
 def check(address: str) -> None:
-    """Find out whether a trainer can broadcast here, before its run has a name.
+    """Check that a trainer can broadcast at this address, before its run is created.
 
     Raises:
         ConfigError: as `Broadcasts`.
@@ -152,26 +153,26 @@ def check(address: str) -> None:
 
 
 def parsed(address: str) -> tuple[str, int]:
-    """Host and port; 0: none is named.
+    """Parse host and port; port 0 if none is given.
 
     Raises:
-        ConfigError: it is no address that others can ask.
+        ConfigError: if others cannot connect to such an address.
     """
     try:
-        found = urlsplit(f"//{address}")
-        host, port = found.hostname, found.port or 0
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname, parts.port or 0
     except ValueError:
         host, port = None, 0
-    if not host or host in ("0.0.0.0", "::") or found.path or found.username:
+    if not host or host in ("0.0.0.0", "::") or parts.path or parts.username:
         raise ConfigError(
-            f"trainer.broadcast: {address!r:.100} is no address of one machine, as 10.0.0.1 and "
-            "10.0.0.1:29400 are."
+            f"trainer.broadcast: {address!r:.100} is not the address of one machine, such as 10.0.0.1 or "
+            "10.0.0.1:29400."
         )
     return host, port
 
 
 def _listening(address: str) -> socket.socket:
-    """A socket at an address of this machine.
+    """Open a listening socket at an address of this machine.
 
     Raises:
         ConfigError: as `Broadcasts`.
@@ -189,35 +190,35 @@ def _listening(address: str) -> socket.socket:
 
 
 def _started(arguments: Sequence[str], descriptors: Sequence[int]) -> "subprocess.Popen[bytes]":
-    """A process that ends when this one does, since its stdin does."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_ITS_OWN)}
+    """Start a process that exits with this one, when its stdin closes."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(NOT_ITS_OWN)}
     return subprocess.Popen(
         [sys.executable, "-m", PROGRAM, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # stacks of torch; what matters is said in a line of ours
-        bufsize=0,  # what a process that hangs has not read is not flushed to it later
-        env=kept,
+        stderr=subprocess.DEVNULL,  # stack traces of torch; the cause is reported in one line
+        bufsize=0,  # nothing is left to flush when a process hangs
+        env=environment,
         pass_fds=descriptors,
-        start_new_session=True,  # a Ctrl-C is for the role
+        start_new_session=True,  # Ctrl-C is for the role
     )
 
 
-def _write(process: "subprocess.Popen[bytes]", what: dict[str, Any]) -> bool:
-    """Whether the process is there to read it, or has room to read it later."""
+def _write(process: "subprocess.Popen[bytes]", message: dict[str, Any]) -> bool:
+    """Write a message; return False if the process has exited or its pipe is full."""
     assert process.stdin is not None
-    content = f"{json.dumps(what)}\n".encode()
+    content = f"{json.dumps(message)}\n".encode()
     try:
         return process.stdin.write(content) == len(content)
     except OSError:
         return False
 
 
-def _log(told: dict[str, Any]) -> None:
-    """Say what became of a version."""
-    if "error" in told:
-        logger.warning("%(version)s was not broadcast to %(explorers)d explorers: %(error)s", told)
+def _log(outcome: dict[str, Any]) -> None:
+    """Log the outcome of a version's broadcast."""
+    if "error" in outcome:
+        logger.warning("%(version)s was not broadcast to %(explorers)d explorers: %(error)s", outcome)
     else:
-        megabytes = told["bytes"] / 1e6
-        what = "%s: %.1f MB broadcast to %d explorers in %.1f s"
-        logger.info(what, told["version"], megabytes, told["explorers"], told["seconds"])
+        megabytes = outcome["bytes"] / 1e6
+        line = "%s: %.1f MB broadcast to %d explorers in %.1f s"
+        logger.info(line, outcome["version"], megabytes, outcome["explorers"], outcome["seconds"])

@@ -1,7 +1,7 @@
-"""The objects of one run in an object store: S3, Google, Azure, or a folder that a file:// address names.
+"""The objects of one run in an object store: S3, Google, Azure, or a local folder (file://).
 
-Each object is put by one request, and so appears whole or not at all. A crash leaves no upload that a store
-keeps, and bills, without listing it.
+Each object is written with one PUT, so it appears whole or not at all, and a crash leaves no unfinished
+multipart upload, which a store would bill without listing it.
 """
 
 import importlib
@@ -15,39 +15,39 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from trinity_db.errors import ConfigError, MissingExtra, TrinityError
-from trinity_db.weights import at_once
+from trinity_db.weights import daemon_threads
 
 Result = TypeVar("Result")
 
 EXTRA = "object-store"
-REQUEST_SECONDS = 120  # of one request; the largest object has PART_BYTES, so a line of 2 Mbit/s is enough
+REQUEST_SECONDS = 120  # timeout of a request; objects have at most PART_BYTES, so 2 Mbit/s is enough
 CONNECT_SECONDS = 5
-RETRIES = 3  # by the library, of one request, within RETRY_SECONDS
+RETRIES = 3  # retries of a request by the library, within RETRY_SECONDS
 RETRY_SECONDS = 10
-CONTAINERS = ("abfs", "abfss")  # these name a container before the @
-# How those variables of the environment begin that the library reads, by the scheme of an address.
+CONTAINERS = ("abfs", "abfss")  # schemes with a container before the @
+# Prefixes of the environment variables that the library reads, by scheme of the address.
 VARIABLES = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"} | dict.fromkeys(
     ("az", "azure", "adl", *CONTAINERS), "AZURE"
 )
-MAX_OBJECT_BYTES = 256 << 20  # that is read into memory
-PART_BYTES = 32 << 20  # of an object: several are on their way at a time, each in memory
+MAX_OBJECT_BYTES = 256 << 20  # largest object read into memory
+PART_BYTES = 32 << 20  # size of an object: several are transferred at a time, each in memory
 
-# What the library says of an answer: its status, and then the server's document, which has the same form in
-# S3, Google and Azure. Azure's text goes on with number and time of the request.
+# The library's text for a response: its status, then the server's document, which has the same form in S3,
+# Google and Azure. Azure appends the number and time of the request.
 ANSWER = re.compile(
     r"(status code: (?P<status>\d+ [^:]*)|error response)"
     r"(:.*?<Code>(?P<code>[^<]*)</Code>(.*?<Message>(?P<text>[^<]*?)(\s+RequestId:[^<]*)?<)?)?",
     re.DOTALL,
 )
-# Of several deletions in a request each has an answer of its own.
+# Each deletion of a bulk request is answered separately.
 DELETION = re.compile(r"request failed for key .*?: (?P<text>[^\n]*) \(code: (?P<code>\w+)\)")
-# An address in what the library says: it may hold a login, or a signature.
+# An address in the library's text: it may contain credentials or a signature.
 LINK = re.compile(r"(?P<shown>\bhttps?://)([^\s/@]*@)?(?P<place>[^\s?]*)(\?\S*)?")
-TIMES = re.compile(r" in [\d.]+(ns|µs|ms|s)(?=[ ,])")  # two failures of one kind must read the same
+TIMES = re.compile(r" in [\d.]+(ns|µs|ms|s)(?=[ ,])")  # repeated failures must read the same
 CREDENTIALS = "Check the credentials and the region in the environment, and their rights."
-NO_CREDENTIALS = "169.254.169.254"  # where the library asks for credentials if the environment has none
+NO_CREDENTIALS = "169.254.169.254"  # metadata server, asked if the environment has no credentials
 NO_BUCKET = re.compile(r"\b(NoSuchBucket|ContainerNotFound)\b")
-# What the library takes for failures that may pass, in lists of objects too: statuses, and codes of servers.
+# Refusals that the library treats as transient, also when it lists objects: HTTP statuses and server codes.
 REFUSALS = re.compile(
     r"(301|401|403|AccessDenied)\b"
     r"|400\b.*, (ExpiredToken|InvalidToken|AuthorizationHeaderMalformed|InvalidResourceName)\b"
@@ -55,23 +55,23 @@ REFUSALS = re.compile(
 
 
 class Unreachable(TrinityError):
-    """The object store does not answer, or fails. It may answer later."""
+    """The object store is unreachable or fails; a retry may succeed."""
 
 
 class Refused(TrinityError):
-    """The object store answers that these credentials may not do this, or that there is no such bucket."""
+    """The object store denies access with these credentials, or has no such bucket."""
 
 
 class NoBucket(Refused):
-    """The object store answers that there is no such bucket, and so none of its objects."""
+    """The bucket does not exist."""
 
 
 class Missing(TrinityError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class TooLarge(TrinityError):
-    """An object has more bytes than are read into memory."""
+    """An object is larger than the limit for reads into memory."""
 
 
 class Bucket:
@@ -81,8 +81,8 @@ class Bucket:
         url: the address, such as s3://bucket/prefix.
 
     Raises:
-        ConfigError: it is no address of an object store, or its settings are wrong.
-        MissingExtra: the package is not installed.
+        ConfigError: if it is not the address of an object store, or its settings are wrong.
+        MissingExtra: if the package is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -92,7 +92,7 @@ class Bucket:
             raise ConfigError(f"trainer.weights: {error}") from error
         self.url = url.rstrip("/")
         self._library = _library()
-        # Folders of a file:// address go with the last file in them, as prefixes of other stores do.
+        # Folders of a file:// address vanish with their last file, like the prefixes of other stores.
         is_folder = urlsplit(url).scheme == "file"
         variables = VARIABLES.get(urlsplit(url).scheme)
         options = {"mkdir": True, "automatic_cleanup": True} if is_folder else _options(variables)
@@ -103,13 +103,13 @@ class Bucket:
             raise ConfigError(f"trainer.weights: {url}: {_line(error).rstrip('.')}{advice}") from error
 
     def put(self, name: str, content: bytes) -> None:
-        """Write an object, in place of one of that name."""
+        """Write an object, replacing any of that name."""
         self._ask(name, lambda: self._library.put(self._store, name, content, use_multipart=False))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write an object unless there is one of that name. Return whether it has this content now.
+        """Write an object unless it exists. Return whether it now has this content.
 
-        An answer may be lost, and the request repeated: then the object is there already.
+        If a response is lost and the request repeated, the object already exists.
         """
 
         def put() -> bool:
@@ -122,68 +122,68 @@ class Bucket:
         return self._ask(name, put) or self.get(name) == content
 
     def get(self, name: str, most: int = MAX_OBJECT_BYTES) -> bytes:
-        """The content of an object.
+        """Return the content of an object.
 
         Raises:
-            Missing: there is none.
-            TooLarge: it has more than `most` bytes. Nothing of it is read.
+            Missing: if it does not exist.
+            TooLarge: if it has more than `most` bytes; nothing is read then.
         """
 
         def read() -> bytes:
-            found = self._library.get(self._store, name)
-            if found.meta["size"] > most:
+            answer = self._library.get(self._store, name)
+            if answer.meta["size"] > most:
                 raise TooLarge(
-                    f"{self.url}/{name}: has {found.meta['size']:,} bytes; at most {most:,} are read."
+                    f"{self.url}/{name}: has {answer.meta['size']:,} bytes; at most {most:,} are read."
                 )
-            return bytes(found.bytes())
+            return bytes(answer.bytes())
 
         return self._ask(name, read)
 
     def names(self, prefix: str | None = None) -> list[str]:
-        """The names of all objects below a prefix, which ends where a part of the name does."""
+        """List the names of all objects below a prefix, which consists of whole path segments."""
 
         def listed() -> list[str]:
-            return [one["path"] for some in self._library.list(self._store, prefix) for one in some]
+            return [entry["path"] for some in self._library.list(self._store, prefix) for entry in some]
 
         return self._ask(prefix or "its objects", listed)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects. Those that are gone already are no error."""
-        for name in names:  # one by one: not every store takes several in a request
+        """Delete objects, ignoring missing ones."""
+        for name in names:  # one by one: not every store supports bulk deletion
             with suppress(Missing):
                 self._ask(name, partial(self._library.delete, self._store, name))
 
     def _look(self) -> None:
-        """What `_ask` calls while a request is on its way. An error that it raises gives the request up."""
+        """Called by `_ask` during a request. Raising an error abandons the request."""
 
     def _ask(self, name: str, request: Callable[[], Result]) -> Result:
-        """Make a request of the library, and say in our words what failed."""
+        """Run a request of the library and translate its errors."""
         known = self._library.exceptions
-        what = f"{self.url}/{name}"
+        title = f"{self.url}/{name}"
         try:
-            return at_once.apart(request, self._look)
+            return daemon_threads.in_background(request, self._look)
         except (known.BaseError, OSError) as error:
-            said = _line(error)
-            if NO_BUCKET.search(said):
+            message = _line(error)
+            if NO_BUCKET.search(message):
                 raise NoBucket(
-                    f"{what}: there is no such bucket or container; make it, or name another."
+                    f"{title}: there is no such bucket or container; make it, or name another."
                 ) from error
             if isinstance(error, known.NotFoundError | FileNotFoundError):
-                raise Missing(f"{what}: there is no such object.") from error
-            if NO_CREDENTIALS in said:
-                raise Unreachable(f"{what}: the environment has no credentials: {said}") from error
+                raise Missing(f"{title}: there is no such object.") from error
+            if NO_CREDENTIALS in message:
+                raise Unreachable(f"{title}: the environment has no credentials: {message}") from error
             if isinstance(error, known.PermissionDeniedError | known.UnauthenticatedError):
-                raise Refused(f"{what}: the object store refuses it: {said}. {CREDENTIALS}") from error
-            if REFUSALS.match(said) or "configured region" in said:
-                raise Refused(f"{what}: the object store refuses it: {said}. {CREDENTIALS}") from error
-            raise Unreachable(f"{what}: the object store fails: {said}") from error
+                raise Refused(f"{title}: the object store refuses it: {message}. {CREDENTIALS}") from error
+            if REFUSALS.match(message) or "configured region" in message:
+                raise Refused(f"{title}: the object store refuses it: {message}. {CREDENTIALS}") from error
+            raise Unreachable(f"{title}: the object store fails: {message}") from error
 
 
 def _options(variables: str | None) -> dict[str, Any]:
-    """For stores that are servers. Options of ours replace all that the environment says of the client.
+    """Return client options for network stores, overriding client options of the environment.
 
     Args:
-        variables: how those of the environment begin. None: this kind of address has none, and needs TLS.
+        variables: prefix of the environment variables. None: this scheme has none, and requires TLS.
     """
     allowed = os.environ.get(f"{variables}_ALLOW_HTTP", "") if variables else ""
     allows_http = allowed.lower() in ("1", "true")
@@ -198,10 +198,10 @@ def _options(variables: str | None) -> dict[str, Any]:
 
 
 def check(url: str) -> None:
-    """Refuse an address that holds a secret: rows of the store repeat it, and so do messages.
+    """Refuse an address that contains a secret, since rows of the store and messages repeat it.
 
     Raises:
-        ValueError: it does, or is none. The message does not repeat it.
+        ValueError: if it does, or is not an address. The message does not repeat it.
     """
     try:
         parts = urlsplit(url)
@@ -217,7 +217,7 @@ def check(url: str) -> None:
         )
     is_place = "://" in url and (parts.netloc or parts.scheme == "file") and parts.scheme != "memory"
     if not is_place or not url.isprintable() or url != url.strip():
-        raise ValueError("this is no address of an object store, as s3://bucket/prefix is.")
+        raise ValueError("this is not the address of an object store, such as s3://bucket/prefix.")
 
 
 def _library() -> Any:
@@ -230,14 +230,14 @@ def _library() -> Any:
 
 
 def _line(error: Exception) -> str:
-    """What the server answered, or else the first line of what the library says.
+    """Return the server's answer, or else the first line of the library's error.
 
-    The library goes on with the request and all its causes.
+    The library's further lines are the request and all causes.
     """
     whole = str(error)
     if (answer := ANSWER.search(whole)) is not None and NO_CREDENTIALS not in whole:
-        said = [(answer[part] or "").strip().rstrip(".") for part in ("status", "code", "text")]
-        return " ".join(", ".join(filter(None, said)).split())[:300]
+        parts = [(answer[part] or "").strip().rstrip(".") for part in ("status", "code", "text")]
+        return " ".join(", ".join(filter(None, parts)).split())[:300]
     if (deletion := DELETION.search(whole)) is not None:
         return f"{deletion['code']}, {deletion['text'].rstrip('.')}"[:300]
     lines = (line.strip() for line in whole.splitlines() if line.strip())

@@ -1,21 +1,21 @@
-"""What changed between two files of the same size: a step of training changes few weights in 16 bits.
+"""Deltas between two files of the same size: a training step changes few weights in 16 bits.
 
-A file is read as words of 16 bits, the width of a bfloat16, the last one filled up with a zero. A delta is
+A file is read as 16-bit words, the width of a bfloat16, padded with a zero. A delta consists of
 
     8 bytes   TRDELTA2
     8 bytes   size of the file in bytes, little-endian like all numbers here
     for each BLOCK_WORDS words of the file
         4 bytes   the size of the frame
-        a frame of zstd with
+        a zstd frame with
             4 bytes   the number n of entries
-            n bytes   by how many words an entry is after the entry before it, from 1 to 255; the first is
+            n bytes   distance of an entry from the previous one in words, from 1 to 255; the first is
                       counted from the word before the block
             n bytes   the low bytes of the changes, as zigzag(new - old) in 16 bits: mostly 1 or 2, the
                       neighbours of the old value. 0 where an entry only bridges a longer distance
             n bytes   the high bytes
 
-Blocks are independent of each other, so several are decoded at a time. A delta does not name its base, or
-the digest of the file afterwards: a manifest does.
+Blocks are independent, so several are decoded at a time. A delta contains neither its base's name nor the
+digest of the result: a manifest does.
 """
 
 import importlib
@@ -35,26 +35,26 @@ from trinity_db.errors import TrinityError
 
 ENCODING: Final = "gap16-zstd"
 MAGIC = b"TRDELTA2"
-LEVEL = 1  # of zstd: higher ones take longer and save nothing
+LEVEL = 1  # zstd level: higher ones take longer and save nothing
 BLOCK_WORDS = 1 << 19  # 1 MB, which stays in a core's cache while the deltas of a chain are applied to it
-MOST_DISTANCE = 255  # that an entry states
-AT_A_TIME = 4  # blocks that are decoded
-# A delta with a larger share of the file's size is not worth it: one that applies it also needs the old file.
+MOST_DISTANCE = 255  # largest distance of an entry
+AT_A_TIME = 4  # blocks decoded concurrently
+# Largest share of the file's size that is worth a delta, since applying it also needs the old file.
 MAX_SHARE = 0.5
-SPARE_BYTES = 1 << 20  # before the share counts
+SPARE_BYTES = 1 << 20  # excess over the share at which writing stops early
 
 Words = NDArray[np.uint16]
 
 
 class Damaged(TrinityError):
-    """A file is no delta, or none for this file."""
+    """A file is not a valid delta for this file."""
 
 
 def write(old: Path, new: Path, delta: Path) -> bool:
-    """Write what changed from an old file to a new one. Return False if that is not worth it.
+    """Write the delta from an old file to a new one. Return False if it is not worth it.
 
     Raises:
-        OSError: a file cannot be read or written.
+        OSError: if a file cannot be read or written.
     """
     size = new.stat().st_size
     if old.stat().st_size != size:
@@ -63,7 +63,7 @@ def write(old: Path, new: Path, delta: Path) -> bool:
     with old.open("rb") as before, new.open("rb") as after, delta.open("wb") as file:
         file.write(MAGIC + struct.pack("<Q", size))
         for start in range(0, size, 2 * BLOCK_WORDS):
-            old_block, new_block = (_words(one.read(2 * BLOCK_WORDS)) for one in (before, after))
+            old_block, new_block = (_words(file.read(2 * BLOCK_WORDS)) for file in (before, after))
             frame = compressor.compress(_block(old_block, new_block))
             file.write(struct.pack("<I", len(frame)) + frame)
             if file.tell() > SPARE_BYTES + MAX_SHARE * (start + 2 * new_block.size):
@@ -72,49 +72,49 @@ def write(old: Path, new: Path, delta: Path) -> bool:
 
 
 class Applied:
-    """The file that deltas make of an old one, read block by block.
+    """The result of applying deltas to an old file, read block by block.
 
     Args:
         old: the file that the first delta is applied to.
         deltas: in the order in which they are applied.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: if a file cannot be read.
     """
 
     def __init__(self, old: Path, deltas: Sequence[Path]) -> None:
         self._old, self._deltas = old, deltas
         self.size = old.stat().st_size
-        """In bytes."""
+        """Size in bytes."""
 
     def blocks(self) -> Iterator[memoryview]:
-        """The bytes of the file, in order.
+        """Yield the bytes of the file, in order.
 
         Raises:
-            Damaged: a delta is damaged, or of a file of another size.
-            OSError: a file cannot be read.
+            Damaged: if a delta is damaged, or belongs to a file of another size.
+            OSError: if a file cannot be read.
         """
         with ExitStack() as opened, ThreadPoolExecutor(min(AT_A_TIME, os.cpu_count() or 1)) as pool:
             old = opened.enter_context(self._old.open("rb"))
-            deltas = [_Frames(opened.enter_context(one.open("rb")), self.size) for one in self._deltas]
+            deltas = [_Frames(opened.enter_context(path.open("rb")), self.size) for path in self._deltas]
             decoding = deque[Future[memoryview]]()
             try:
                 for start in range(0, self.size, 2 * BLOCK_WORDS):
                     content = old.read(min(2 * BLOCK_WORDS, self.size - start))
-                    decoding.append(pool.submit(_decode, content, [one.next() for one in deltas]))
+                    decoding.append(pool.submit(_decode, content, [frames.next() for frames in deltas]))
                     if len(decoding) > AT_A_TIME:
                         yield decoding.popleft().result()
-                for one in deltas:
-                    one.end()
+                for frames in deltas:
+                    frames.end()
                 while decoding:
                     yield decoding.popleft().result()
             finally:
-                for left in decoding:
-                    left.cancel()
+                for future in decoding:
+                    future.cancel()
 
 
 def apply(deltas: Sequence[Path], old: Path, new: Path) -> None:
-    """Write the file that deltas make of an old one. If this raises, the file is incomplete.
+    """Apply deltas to an old file and write the result, which is incomplete if this raises.
 
     Raises:
         Damaged, OSError: as `Applied`.
@@ -125,12 +125,12 @@ def apply(deltas: Sequence[Path], old: Path, new: Path) -> None:
 
 
 class _Frames:
-    """The frames of a delta, one for each block of a file of this size."""
+    """Iterator over the frames of a delta, one per block of a file of this size."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._name = file, Path(file.name).name
         if file.read(len(MAGIC)) != MAGIC or file.read(8) != struct.pack("<Q", size):
-            raise Damaged(f"{self._name} is no delta of a file of {size} bytes.")
+            raise Damaged(f"{self._name} is not a delta of a file of {size} bytes.")
 
     def next(self) -> bytes:
         length = self._file.read(4)
@@ -151,7 +151,7 @@ def _words(content: bytes) -> Words:
 
 
 def _block(old: Words, new: Words) -> bytes:
-    """The content of a frame."""
+    """Return the content of a frame."""
     places = np.flatnonzero(old != new)
     change = (new[places] - old[places]).view(np.int16)
     bridges, distances = np.divmod(np.diff(places, prepend=-1) - 1, MOST_DISTANCE)
@@ -166,10 +166,10 @@ def _block(old: Words, new: Words) -> bytes:
 
 
 def _decode(content: bytes, frames: Sequence[bytes]) -> memoryview:
-    """A block of the new file from that of the old one and the frames of the deltas."""
+    """Make a block of the new file from that of the old one and the frames of the deltas."""
     words = np.concatenate([np.zeros(1, dtype="<u2"), _words(content)])  # entries are counted from before it
     zstandard = importlib.import_module("zstandard")
-    decompressor = zstandard.ZstdDecompressor()  # which one thread may use at a time
+    decompressor = zstandard.ZstdDecompressor()  # not thread-safe
     for frame in frames:
         try:
             if not 4 <= zstandard.frame_content_size(frame) <= 4 + 3 * (words.size - 1):
@@ -182,7 +182,7 @@ def _decode(content: bytes, frames: Sequence[bytes]) -> memoryview:
 
 
 def _apply(content: bytes, words: Words) -> None:
-    """Apply the content of a frame to a block that has one word before it."""
+    """Apply a frame's content to a block that is preceded by one word."""
     (count,) = struct.unpack_from("<I", content)
     if len(content) != 4 + 3 * count:
         raise Damaged("A block of a delta has another size than it states.")

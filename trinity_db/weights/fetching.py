@@ -1,4 +1,4 @@
-"""Makes the files of a folder of what an object store has of it."""
+"""Downloads a folder's files from an object store."""
 
 import logging
 import threading
@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
-from trinity_db.weights import at_once, delta
+from trinity_db.weights import daemon_threads, delta
 from trinity_db.weights.bucket import Bucket, Missing, TooLarge
-from trinity_db.weights.manifest import Broken, File, Manifest
+from trinity_db.weights.manifest import BrokenUpload, Manifest, UploadedFile
 
 logger = logging.getLogger(__name__)
 
@@ -16,20 +16,20 @@ PROGRESS_SECONDS = 5.0  # between lines in the log
 
 
 def make(folder: Path, bucket: Bucket, name: str, manifest: Manifest) -> None:
-    """Make the files of a version or a checkpoint of those of its base, or in an empty folder.
+    """Make the files of a version or a checkpoint, in a copy of its base or in an empty folder.
 
     Args:
-        name: its own below the address of the bucket.
+        name: its name below the bucket's address.
 
     Raises:
-        Broken: an object is missing or has another size.
-        Damaged: a delta does not fit the base.
+        Broken: if an object is missing or has another size.
+        Damaged: if a delta does not fit the base.
         TrinityError: as `Bucket.get`.
-        OSError: the files cannot be written.
+        OSError: if the files cannot be written.
     """
-    wanted = {Path(file.path) for file in manifest.files}
+    named = {Path(file.path) for file in manifest.files}
     for path in [path for path in folder.rglob("*") if path.is_file()]:
-        if path.relative_to(folder) not in wanted:
+        if path.relative_to(folder) not in named:
             path.unlink()
     progress = _Progress(name, manifest.stored)
     for file in manifest.files:
@@ -49,7 +49,7 @@ def make(folder: Path, bucket: Bucket, name: str, manifest: Manifest) -> None:
 
 
 class _Progress:
-    """Says now and then how much of a long fetch is done."""
+    """Logs the progress of a long fetch."""
 
     def __init__(self, name: str, total: int) -> None:
         self._name, self._total, self._done = name, total, 0
@@ -64,7 +64,7 @@ class _Progress:
                 logger.info("%s: %.1f of %.1f MB fetched", self._name, self._done / 1e6, self._total / 1e6)
 
 
-def _get(bucket: Bucket, name: str, file: File, target: Path, progress: _Progress) -> None:
+def _get(bucket: Bucket, name: str, file: UploadedFile, target: Path, progress: _Progress) -> None:
     """Fetch the objects of a file, several at a time."""
     names = file.names(name)
 
@@ -73,7 +73,7 @@ def _get(bucket: Bucket, name: str, file: File, target: Path, progress: _Progres
         size = min(file.part, file.stored - start)
         content = bucket.get(names[number], size)
         if len(content) != size:
-            raise Broken(f"{bucket.url}/{names[number]}: has another size than its manifest says.")
+            raise BrokenUpload(f"{bucket.url}/{names[number]}: has another size than its manifest records.")
         with target.open("r+b") as out:
             out.seek(start)
             out.write(content)
@@ -81,6 +81,6 @@ def _get(bucket: Bucket, name: str, file: File, target: Path, progress: _Progres
 
     target.write_bytes(b"")
     try:
-        at_once.do(get, range(len(names)))
+        daemon_threads.in_parallel(get, len(names))
     except (Missing, TooLarge) as error:
-        raise Broken(str(error)) from error
+        raise BrokenUpload(str(error)) from error

@@ -1,16 +1,16 @@
-"""The process at one end of a broadcast of a version's files, by gloo. `broadcast` starts it, and says why.
+"""Process at one end of a broadcast of a version's files with gloo; `broadcast` starts it and explains why.
 
-The sender keeps a TCPStore of torch, which receivers ask for a version by its digest. Those that ask within
-a moment become one group of gloo, for this one version. So one that joins or leaves later is in another
-group. Keys of the store:
+The sender runs a TCPStore of torch, through which receivers request a version by its digest. Requests that
+arrive within a moment form one gloo group for this version, so a receiver that joins or leaves later is in
+another group. Keys of the store:
 
-    asked                how many asks there were
-    ask/7                the digest that the seventh is for
-    answer/7             JSON: its group, its rank there, their number and the files; or null: it is not here
-    group/3/             what gloo notes to connect the third group
+    asked                number of requests
+    ask/7                digest that the seventh request is for
+    answer/7             JSON: group, rank, group size and files; or null: the version is not offered
+    group/3/             gloo's keys to connect the third group
 
-Bytes go from one process to another, and JSON; nothing is unpickled. If a process of a group ends or hangs,
-the others get an error.
+Processes exchange bytes and JSON; nothing is unpickled. If a process of a group exits or hangs, the others
+get an error.
 """
 
 import json
@@ -32,19 +32,21 @@ import torch.distributed as dist
 from trinity_db.weights.broadcast import parsed
 from trinity_db.weights.manifest import checked_path
 
-CHUNK_BYTES = 1 << 25  # of a file in one message
-CHUNK_TIMEOUT = timedelta(seconds=10)  # for a message to reach all, and to connect; then the group is lost
-ANSWER_TIMEOUT = timedelta(seconds=30)  # for the sender to begin: it may send another version first
+CHUNK_BYTES = 1 << 25  # bytes of a file per message
+CHUNK_TIMEOUT = timedelta(
+    seconds=10
+)  # for connecting, and for a message to reach all; then the group is lost
+ANSWER_TIMEOUT = timedelta(seconds=30)  # for the sender to start: it may send another version first
 CONNECT_TIMEOUT = timedelta(seconds=10)
-HANG_SECONDS = 45  # above the others; torch knows no limit where the other machine has lost its power
-ASK_SECONDS = 1.0  # between a receiver's two writes that are one ask
-LOOK_SECONDS = 0.05  # between two looks for asks
-GATHER_SECONDS = (0.25, 1.0)  # after the last ask, and after the first: explorers hear of a version together
+HANG_SECONDS = 45  # above the others; torch has no timeout if the other machine loses power
+ASK_SECONDS = 1.0  # between the two writes of a receiver's request
+LOOK_SECONDS = 0.05  # poll interval for requests
+GATHER_SECONDS = (0.25, 1.0)  # after the last request, and after the first: explorers ask together
 AT_ONCE = 1000  # receivers in a group
 
 
 class Sender:
-    """Sends versions to those that ask for them.
+    """Sends versions to the explorers that request them.
 
     Args:
         listening: a socket, for the TCPStore.
@@ -58,15 +60,15 @@ class Sender:
             is_master=True,
             timeout=CONNECT_TIMEOUT,
             wait_for_workers=False,
-            master_listen_fd=listening.detach(),  # else it would listen on all addresses of this machine
+            master_listen_fd=listening.detach(),  # without it, it would listen on all interfaces
         )
         self.folders: dict[str, Path] = {}
-        """By digest."""
+        """Offered folders, by digest."""
         self._answered = 0
         self._groups = 0
 
     def serve(self) -> None:
-        """Answer asks for ever."""
+        """Answer requests until the process is killed."""
         while True:
             time.sleep(LOOK_SECONDS)
             if self._store.add("asked", 0) != self._answered:
@@ -74,28 +76,28 @@ class Sender:
                     self._send(digest, numbers)
 
     def _asked(self) -> dict[str, list[int]]:
-        """The asks that come together now, by the digest that they are for."""
+        """Collect concurrent requests, by digest."""
         begun = last = time.monotonic()
-        asked = self._answered
+        count = self._answered
         while (now := time.monotonic()) - last < GATHER_SECONDS[0] and now - begun < GATHER_SECONDS[1]:
-            if (found := self._store.add("asked", 0)) != asked:
-                asked, last = found, now
+            if (newest := self._store.add("asked", 0)) != count:
+                count, last = newest, now
             time.sleep(LOOK_SECONDS)
-        asked = min(asked, self._answered + AT_ONCE)
+        count = min(count, self._answered + AT_ONCE)
         by_digest: dict[str, list[int]] = {}
-        for number in range(self._answered + 1, asked + 1):
+        for number in range(self._answered + 1, count + 1):
             try:
                 self._store.wait([f"ask/{number}"], timedelta(seconds=ASK_SECONDS))
-            except dist.DistError:  # it ended between its two writes
+            except dist.DistError:  # the receiver exited between its two writes
                 continue
             digest = self._store.get(f"ask/{number}").decode(errors="replace")
             by_digest.setdefault(digest, []).append(number)
             self._store.delete_key(f"ask/{number}")
-        self._answered = asked
+        self._answered = count
         return by_digest
 
     def _send(self, digest: str, numbers: Sequence[int]) -> None:
-        """Send a version to those that asked for it. If that fails, they use its files."""
+        """Send a version to the explorers that requested it. If that fails, they use its files."""
         folder, begun = self.folders.get(digest), time.monotonic()
         files = {} if folder is None else _files(folder)
         self._groups += 1
@@ -105,7 +107,7 @@ class Sender:
             self._store.set(f"answer/{number}", json.dumps(answer))
         if folder is None or not files:
             return
-        told: dict[str, Any] = {"version": folder.name, "explorers": len(numbers)}
+        outcome: dict[str, Any] = {"version": folder.name, "explorers": len(numbers)}
         try:
             group = Group(self._store, name, 0, size, self._host)
             for path, length in files.items():
@@ -116,20 +118,20 @@ class Sender:
                         group.exchange(chunk)
             group.wait_for_all()
         except (OSError, RuntimeError) as error:
-            _tell(told | {"error": _line(error)})
+            _tell(outcome | {"error": _line(error)})
         else:
-            _tell(told | {"bytes": sum(files.values()), "seconds": time.monotonic() - begun})
+            _tell(outcome | {"bytes": sum(files.values()), "seconds": time.monotonic() - begun})
 
 
 class Group:
-    """This process among those of a group. Rank 0 sends, the others receive.
+    """This process's membership in a group. Rank 0 sends, the others receive.
 
     Args:
-        host: the address of this process for the others. By itself gloo takes that of the host's name, which
-            is often one that others do not reach.
+        host: the address at which others reach this process. By default gloo resolves the host name, often to
+            an unreachable address.
 
     Raises:
-        RuntimeError: another process was lost. So do the methods.
+        RuntimeError: if another process is lost; also raised by the methods.
     """
 
     def __init__(self, store: Any, name: str, rank: int, size: int, host: str) -> None:
@@ -140,25 +142,25 @@ class Group:
         self._group: Any = dist.ProcessGroupGloo(own, rank, size, options)
 
     def exchange(self, chunk: torch.Tensor) -> None:
-        """Fill the chunk with that of rank 0."""
+        """Broadcast rank 0's chunk into this one."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         self._group.broadcast([chunk], options).wait()
 
     def wait_for_all(self) -> None:
-        """Wait until all have all: a process that left before would cut off what is on its way."""
+        """Wait until all processes have everything: leaving earlier would cut off data in flight."""
         self._group.barrier().wait()
 
 
 def receive(address: str, digest: str, folder: Path) -> None:
-    """Have the sender send a version, and write its files to an empty folder.
+    """Request a version from the sender and write its files to an empty folder.
 
     Raises:
-        OSError, RuntimeError, ValueError: it did not come.
+        OSError, RuntimeError, ValueError: if it was not received.
     """
     _still_alive()
     host, port = parsed(address)
-    # The TCPStore tries for half a minute where this one says at once that there is none.
+    # The TCPStore retries for half a minute; a plain connection fails at once if no sender listens.
     socket.create_connection((host, port), CONNECT_TIMEOUT.total_seconds()).close()
     store = dist.TCPStore(host, port, timeout=CONNECT_TIMEOUT, wait_for_workers=False)  # type: ignore[attr-defined]
     number = store.add("asked", 1)
@@ -185,27 +187,27 @@ def receive(address: str, digest: str, folder: Path) -> None:
 
 
 def _still_alive() -> None:
-    """Let the system end this process unless it says so again."""
+    """Restart the alarm after which the system kills this process."""
     signal.alarm(HANG_SECONDS)
 
 
 def _files(folder: Path) -> dict[str, int]:
-    """The sizes of a folder's files by their paths in it. Empty if the folder is gone or being deleted."""
+    """Return the sizes of a folder's files by relative path; empty if the folder is gone or being deleted."""
     try:
-        found = sorted(path for path in folder.rglob("*") if path.is_file())
-        return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     except OSError:
         return {}
 
 
 def _chunks(length: int) -> Iterator[int]:
-    """The sizes of the messages of a file."""
+    """Yield the message sizes for a file."""
     for start in range(0, length, CHUNK_BYTES):
         yield min(CHUNK_BYTES, length - start)
 
 
 def _own_address(host: str, port: int) -> str:
-    """The address of this machine on its way to another one. Nothing is sent."""
+    """Return this machine's address on the route to another one. Sends nothing."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as way:
         way.connect((host, port))
@@ -213,12 +215,12 @@ def _own_address(host: str, port: int) -> str:
 
 
 def _line(error: Exception) -> str:
-    """What an error says. Those of torch begin with a place in its source, and end with advice."""
+    """Return an error's message without torch's source location at its start and advice at its end."""
     return re.sub(r"^\[.*?\] ", "", str(error)).partition("\n")[0].partition(". ")[0][:300]
 
 
-def _tell(what: dict[str, Any]) -> None:
-    print(json.dumps(what), flush=True)
+def _tell(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
 
 
 def _send_for_ever(descriptor: int) -> None:
@@ -230,9 +232,9 @@ def _send_for_ever(descriptor: int) -> None:
 
 def _receive_for_ever() -> None:
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            receive(asked["address"], asked["digest"], Path(asked["folder"]))
+            receive(request["address"], request["digest"], Path(request["folder"]))
         except Exception as error:  # the other process decides what follows
             signal.alarm(0)
             _tell({"error": _line(error)})
@@ -241,12 +243,12 @@ def _receive_for_ever() -> None:
 
 
 def main(descriptor: str | None = None) -> None:
-    """Be the sender, by the number of a listening socket, or a receiver, as long as stdin is open."""
+    """Run as the sender, given a listening socket's descriptor, or as a receiver, until stdin closes."""
     if descriptor is not None:
         _send_for_ever(int(descriptor))
     else:
         _receive_for_ever()
-    os._exit(0)  # gloo's threads may still be at work, and would abort the shutdown
+    os._exit(0)  # running gloo threads would abort a normal shutdown
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a version in an object store is made of. Its manifest is written last: until then there is no version.
+"""Manifests: the parts of a version in an object store. Written last, so a version without one is incomplete.
 
-A version is whole, or lies on a base: the version before it, to which its deltas are applied. Bases are named
-by the names that they have beside the version, so that a run's objects may be moved together. A checkpoint
-has a manifest of the same form, and is always whole.
+A version is whole, or is a set of deltas to a base, the version before it. Bases are named relative to the
+run's address, so that a run's objects may be moved together. A checkpoint has a manifest of the same form,
+and is always whole.
 """
 
 import json
@@ -21,25 +21,25 @@ FILE = "manifest.json"
 OWNER_FILE = "run.json"
 FORMAT: Literal["trinity-db weights 1"] = "trinity-db weights 1"
 NAME = re.compile(r"(version|checkpoint)-(\d{6,})-[0-9a-f]{8}")
-MAX_CHAIN = 100  # bases below one another; a chain that names itself ends here
-MAX_BYTES = 4 << 20  # of a manifest; a file takes some 150
-MAX_OBJECTS = 100_000  # of a version; each but the last of a file has 32 MiB
-MAX_STORED = 1 << 50  # bytes of a file
+MAX_CHAIN = 100  # longest chain of bases; ends cyclic chains
+MAX_BYTES = 4 << 20  # largest manifest; a file takes about 150
+MAX_OBJECTS = 100_000  # most objects of a version; each but a file's last has 32 MiB
+MAX_STORED = 1 << 50  # largest file, in bytes
 
 
-class Broken(TrinityError):
-    """Objects of a version are missing or damaged. It can be fetched again once they are put again."""
+class BrokenUpload(TrinityError):
+    """Objects of a version are missing or damaged. It can be fetched after they are uploaded again."""
 
 
 def checked_path(path: str) -> str:
-    """A path in a version, which becomes a path of this machine.
+    """Return a file's path in a version, which becomes a path on this machine, if it is valid.
 
     Raises:
-        ValueError: it leads out of the version.
+        ValueError: if it leads outside the version's folder.
     """
     parts = PurePosixPath(path)
     if parts.is_absolute() or not parts.parts or ".." in parts.parts or "\0" in path:
-        raise ValueError(f"{path!r} is no path in a version")
+        raise ValueError(f"{path!r} is not a path in a version")
     return path
 
 
@@ -48,24 +48,25 @@ _Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 
 
 @dataclass(frozen=True, config=_STRICT)
-class File:
+class UploadedFile:
     """A file of a version."""
 
     path: Annotated[str, Field(max_length=1000), AfterValidator(checked_path)]
-    """In the folder of the version."""
+    """Path in the version's folder."""
     encoding: Literal["whole", "same", "gap16-zstd"]
-    """whole: its bytes. same: those of the base's file. Else: what `delta` makes of the base's file."""
+    """Form of storage. whole: its bytes; same: equal to the base's file; otherwise a `delta` to the base's
+    file."""
     stored: Annotated[int, Field(ge=0, le=MAX_STORED)] = 0
-    """Bytes of its objects together. Each but the last has `part`."""
+    """Total size of its objects in bytes. Each but the last has `part` bytes."""
     part: Annotated[int, Field(ge=1, le=MAX_OBJECT_BYTES)] = PART_BYTES
 
     @property
     def num_objects(self) -> int:
-        """How many objects it has. An empty file has one too."""
+        """Number of objects; an empty file has one too."""
         return 0 if self.encoding == "same" else max(1, -(-self.stored // self.part))
 
     def names(self, version: str) -> list[str]:
-        """Its objects in order."""
+        """Return the names of its objects, in order."""
         return [f"{version}/files/{self.path}.{number:05d}" for number in range(self.num_objects)]
 
 
@@ -74,12 +75,12 @@ class Manifest:
     """A version in an object store."""
 
     digest: Annotated[str, Field(max_length=1000)]
-    """Of the folder with these files, as the store of the run has it."""
-    files: list[File]
+    """Digest of the folder with these files, as recorded in the store."""
+    files: list[UploadedFile]
     base: _Name | None = None
-    """The version that deltas are applied to; None: this one is whole."""
+    """Version that the deltas are applied to; None: this one is whole."""
     adapter_on: _Name | None = None
-    """The version that this one is an adapter on; None: it is no adapter."""
+    """Base version of an adapter; None: it is not an adapter."""
 
     @model_validator(mode="after")
     def files_can_be_fetched(self) -> Self:
@@ -92,18 +93,18 @@ class Manifest:
 
     @property
     def stored(self) -> int:
-        """Bytes of all its files as they are stored."""
+        """Total stored size of its files in bytes."""
         return sum(file.stored for file in self.files)
 
     @property
     def content(self) -> bytes:
-        """The object."""
+        """Return the manifest as the content of an object."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
 
 
 @dataclass(frozen=True, config=_STRICT, kw_only=True)
 class _Stored(Manifest):
-    """The content of the object."""
+    """The stored form of a manifest."""
 
     format: Literal["trinity-db weights 1"]
 
@@ -112,47 +113,49 @@ _STORED = TypeAdapter(_Stored)
 
 
 def split(address: str) -> tuple[str, str]:
-    """The address of a run's objects, and the name of a version or a checkpoint below it.
+    """Split an address into that of the run's objects and the name of a version or a checkpoint.
 
     Raises:
-        Broken: it is none of ours.
+        Broken: if it is not an address of a version.
     """
     url, _, name = address.rstrip("/").rpartition("/")
     if not NAME.fullmatch(name):
-        raise Broken(f"{address!r:.300}: is the address of no version.")
+        raise BrokenUpload(f"{address!r:.300}: is not the address of a version.")
     return url, name
 
 
 def read(bucket: Bucket, version: str) -> Manifest:
-    """The manifest of a version or a checkpoint.
+    """Read the manifest of a version or a checkpoint.
 
     Raises:
-        Broken: there is none, or it cannot be read.
+        Broken: if it does not exist or cannot be read.
         TrinityError: as `Bucket.get`.
     """
     try:
         stored = _STORED.validate_json(bucket.get(f"{version}/{FILE}", MAX_BYTES))
     except (Missing, TooLarge) as error:
-        raise Broken(str(error)) from error
+        raise BrokenUpload(str(error)) from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise Broken(f"{bucket.url}/{version}/{FILE}: is no manifest: {where}: {first['msg']:.200}") from None
+        raise BrokenUpload(
+            f"{bucket.url}/{version}/{FILE}: is not a manifest: {where}: {first['msg']:.200}"
+        ) from None
     return Manifest(stored.digest, stored.files, stored.base, stored.adapter_on)
 
 
 def chain(bucket: Bucket, version: str) -> dict[str, Manifest]:
-    """The manifests of a version and of all that it lies on, the nearest first and the whole one at the end.
+    """Read the manifests of a version and its chain of bases, ending with the whole version.
 
     Raises:
-        Broken: one is missing or damaged.
+        Broken: if one is missing or damaged.
         TrinityError: as `Bucket.get`.
     """
-    found: dict[str, Manifest] = {}
+    manifests: dict[str, Manifest] = {}
     following: str | None = version
     while following is not None:
-        if following in found or len(found) >= MAX_CHAIN:
-            raise Broken(f"{bucket.url}/{version}: its bases name one another.")
-        found[following] = read(bucket, following)
-        following = found[following].base
-    return found
+        if following in manifests or len(manifests) >= MAX_CHAIN:
+            raise BrokenUpload(f"{bucket.url}/{version}: its bases name one another.")
+        manifests[following] = read(bucket, following)
+        following = manifests[following].base
+    return manifests

@@ -1,8 +1,8 @@
-"""Which of the folders and addresses of versions in the database a process reads.
+"""Checks which recorded folders and addresses of versions a process may read.
 
-Logins of lower trust write these columns: an explorer of another machine, or a person who may insert a run,
-must not choose which folder is loaded here or which bucket is asked with the credentials of this process.
-The files must have the recorded digest in any case.
+Less trusted logins write these columns: an explorer on another machine, or a person who may insert a run,
+must not choose which folder is loaded here, or which bucket is read with this process's credentials. The
+files must match the recorded digest in any case.
 """
 
 import json
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trinity_db.config.base import home
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.settings import home
 from trinity_db.store.policies import PolicyVersion
 from trinity_db.weights.broadcast import parsed
 from trinity_db.weights.manifest import OWNER_FILE
@@ -20,18 +20,18 @@ from trinity_db.weights.manifest import OWNER_FILE
 OWNER_KEYS = {"store", "name", "id", "created_at"}
 MAX_OWNER_BYTES = 10_000
 PLAIN_PARTS = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
-"""Parts of an address that mean themselves. The object store's library decodes %2e%2e, and takes \\ for /."""
+"""Path segments that are taken literally. The object store's library decodes %2e%2e and treats \\ as /."""
 CONFIGURED = "this process's configuration (--config FILE, for commands that take the name of a run)"
 
 
 @dataclass(frozen=True)
 class RecordedPlaces:
-    """The folders and addresses that the configuration of a process names, and TRINITY_DB_HOME."""
+    """Folders and addresses in the configuration of a process, and TRINITY_DB_HOME."""
 
     checkpoints: Path | None = None
     """`trainer.checkpoints`."""
     model: Path | None = None
-    """`model.path`, which version 0 may be."""
+    """`model.path`, a possible folder of version 0."""
     weights: str | None = None
     """`trainer.weights`."""
     broadcast: str | None = None
@@ -39,7 +39,7 @@ class RecordedPlaces:
     home: Path = field(default_factory=home)
 
     def check(self, policy: PolicyVersion) -> None:
-        """Refuse a version whose files are neither in a folder nor at an address that may be read.
+        """Refuse a version if neither its folder nor its address may be read.
 
         Raises:
             TrinityError: as `check_folder` and `check_address`.
@@ -92,7 +92,7 @@ class RecordedPlaces:
 
         Raises:
             ConfigError: `trainer.weights` is not set.
-            TrinityError: it is another one. The trainer may upload the version there later.
+            TrinityError: if it is elsewhere. The trainer may upload the version there later.
         """
         if policy.weights is None or _is_under(policy.weights, self.weights):
             return
@@ -106,11 +106,11 @@ class RecordedPlaces:
 
 
 def _is_below(folder: Path, root: Path) -> bool:
-    """Whether a path is in a folder, by its text or by the links that it leads through."""
+    """Whether a path is in a folder, as written or with links resolved."""
     if not folder.is_absolute() or ".." in folder.parts:
         return False
     root = _absolute(root)
-    # By its text too: a link below the root was made by the owner of the root, such as to a larger disk.
+    # As written too: the root's owner may have made a link below it, for example to a larger disk.
     return folder.is_relative_to(root) or folder.resolve().is_relative_to(root.resolve())
 
 
@@ -119,9 +119,10 @@ def _absolute(path: Path) -> Path:
 
 
 def _has_owner(folder: Path) -> bool:
-    """Whether a trainer marked this folder as one of its run's checkpoints.
+    """Whether a trainer marked this folder as a checkpoint of its run.
 
-    Of any run and store: version 0 may be another run's version, and a copied store keeps its versions.
+    Any run and store is accepted: version 0 may be another run's version, and a copied store keeps its
+    versions.
     """
     try:
         with (folder / OWNER_FILE).open("rb") as file:

@@ -1,15 +1,15 @@
-"""How servers of other projects are asked for tokens over HTTP, and how their answers are read.
+"""HTTP clients for inference servers of other projects.
 
-A dialect knows one kind of server and keeps nothing between calls. Whatever a server says, a caller sees one
-form: a `Completion` with the log-probability and the policy version of each token, or one of these errors.
+A dialect handles one kind of server and keeps no state between calls. Whatever the server, callers get a
+`Completion` with log-probability and policy version of each token, or one of these errors:
 
     ServerUnavailable   another server, or this one later, may answer
-    ServerUnusable      this server cannot be a policy, until a person changes something
-    RequestRefused      no server answers this request
-    PromptTooLong       likewise, since the prompt is too long
+    ServerUnusable      this server cannot serve a policy until someone changes its setup
+    RequestRefused      no server can answer this request
+    PromptTooLong       the same, because the prompt is too long
 
-Servers are asked for the log-probability under the distribution that each token was sampled from. For vLLM
-this needs `--logprobs-mode processed_logprobs`; SGLang does so unless SGLANG_RETURN_ORIGINAL_LOGPROB is set.
+Servers must return log-probabilities under the distribution that each token was sampled from. vLLM needs
+`--logprobs-mode processed_logprobs` for it; SGLang does it unless SGLANG_RETURN_ORIGINAL_LOGPROB is set.
 """
 
 from trinity_db.explorer.engines.dialects.dialect import (

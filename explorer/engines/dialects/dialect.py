@@ -1,4 +1,4 @@
-"""What each dialect does, and the errors by which it says that a server does not answer."""
+"""The interface of a dialect, and its errors."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -10,25 +10,26 @@ from trinity_db.errors import TrinityError
 from trinity_db.explorer.engines.engine import Completion, Request
 
 CONNECT_SECONDS = 10.0
-KEPT_SECONDS = 2.0  # of an idle connection; the servers close theirs after 5, and a request may cross that
+KEPT_SECONDS = 2.0  # reuse of idle connections; servers close theirs after 5, possibly during a request
 
 
 class ServerUnavailable(TrinityError):
-    """The server is gone, fails, or gave the request up: ask another one, or ask again later."""
+    """The server is unreachable, fails, or aborted the request: use another one, or retry later."""
 
 
 class ServerUnusable(TrinityError):
-    """The server answers in a way that can never be trained on, or refuses the key or the route."""
+    """The server's responses cannot be trained on, or it rejects the key or the route."""
 
 
 class RequestRefused(TrinityError):
-    """The request is wrong for every server."""
+    """The request is invalid for every server."""
 
 
 class Dialect(Protocol):
-    """One kind of server. `url` is its address without a path, as http://host:8000.
+    """One kind of server. `url` is its address without a path, such as http://host:8000.
 
-    Each method raises ServerUnavailable or ServerUnusable, with one line that begins with the address.
+    Each method raises ServerUnavailable or ServerUnusable, with a one-line message that starts with the
+    address.
     """
 
     async def generate(
@@ -40,51 +41,51 @@ class Dialect(Protocol):
         end_tokens: Collection[int],
         version: int,
     ) -> Completion:
-        """Continue a prompt. Cancelling the caller closes the connection, by which the server gives up too.
+        """Continue a prompt. Cancelling the caller closes the connection, and so aborts the request.
 
-        The response may go beyond a stop string: see `stops.cut_off`.
+        The response may extend beyond a stop string: see `stops.cut_off`.
 
         Args:
-            end_tokens: tokens that end a response; they are its last token.
-            version: what the server confirmed last. If weights may have changed since, and the server does
-                not say which token is of which version, its answer counts as ServerUnavailable.
+            end_tokens: tokens that end a response; the end token is included.
+            version: last version confirmed by the server. If weights may have changed since, and the server
+                does not return the version of each token, its response counts as ServerUnavailable.
 
         Raises:
-            RequestRefused: the server calls the request wrong, or its log-probabilities are no numbers.
-            PromptTooLong: the server calls the prompt too long.
+            RequestRefused: if the server rejects the request, or its log-probabilities are not numbers.
+            PromptTooLong: if the server rejects the prompt as too long.
         """
 
     async def health(self, session: aiohttp.ClientSession, url: str) -> None:
-        """Return if the server can take requests."""
+        """Return if the server can accept requests."""
 
     async def version(self, session: aiohttp.ClientSession, url: str) -> str:
-        """The label of the weights that the server samples with: a loaded version, or another text."""
+        """Return the label of the server's weights: a loaded version, or another string."""
 
     async def load(
         self, session: aiohttp.ClientSession, url: str, path: Path, version: int, *, seconds: float
     ) -> None:
-        """Sample with the weights in a folder from the next token on, in responses that were begun too.
+        """Use the weights in a folder from the next token on, including in unfinished responses.
 
-        The server pauses, reads the folder, confirms the version, and goes on. After an error it stays
-        paused, since half of the weights may be new, until another load succeeds.
+        The server pauses, reads the folder, confirms the version, and resumes. After an error it stays paused
+        until another load succeeds, since half of the weights may be new.
 
         Args:
-            path: of the checkpoint's folder, as the server sees it.
-            seconds: that reading the folder may take.
+            path: the checkpoint's folder, as the server sees it.
+            seconds: timeout for reading the folder.
 
         Raises:
-            ConfigError: the server refused the folder, and goes on with the weights of before.
+            ConfigError: if the server rejected the folder, and keeps its previous weights.
         """
 
     async def score(self, session: aiohttp.ClientSession, url: str, token_ids: Sequence[int]) -> list[float]:
-        """The log-probability of each token of a prompt but the first, at temperature 1."""
+        """Return the log-probability of each token of a prompt except the first, at temperature 1."""
 
 
 def open_session(key: str | None = None) -> aiohttp.ClientSession:
-    """A session for any number of requests at once, of any length. It belongs to the running event loop.
+    """Open a session in the running event loop, without limits on the number and duration of requests.
 
     Args:
-        key: goes into the header "Authorization" of every request.
+        key: sent in the "Authorization" header of every request.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),

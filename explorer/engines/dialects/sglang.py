@@ -1,4 +1,4 @@
-"""How SGLang's server is asked."""
+"""The dialect of SGLang's server."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +22,10 @@ from trinity_db.explorer.engines.engine import Completion, Request
 
 
 class SGLang:
-    """SGLang's server, by its documents of autumn 2026.
+    """SGLang's server, according to its documentation of autumn 2026.
 
-    Older servers name only the version that ended a response. Such an answer counts when that is also the
-    version that the server had when it was asked.
+    Older servers return only the version that ended a response. Such a response counts if it is also the
+    server's version at the time of the request.
     """
 
     async def generate(
@@ -52,8 +52,8 @@ class SGLang:
         if spans is None and sampled and about.get("weight_version") is not None:
             if about["weight_version"] != str(version):
                 raise ServerUnavailable(
-                    f"{url}: went from version {version} to {about['weight_version']!r} during a response, "
-                    "and does not say which token is of which"
+                    f"{url}: changed from version {version} to {about['weight_version']!r} during a "
+                    "response, and does not return the version of each token"
                 )
             spans = [{"version": about["weight_version"], "start": 0, "end": len(sampled)}]
         return completion(
@@ -74,7 +74,7 @@ class SGLang:
     async def load(
         self, session: aiohttp.ClientSession, url: str, path: Path, version: int, *, seconds: float
     ) -> None:
-        # "retract" gives up the keys and values of what is sampled; "in_place" would go on with old ones.
+        # "retract" discards the KV cache of unfinished responses; "in_place" would keep old entries.
         async def post(route: str, body: Mapping[str, Any]) -> Any:
             limit = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
             return await ask(session, "POST", url, route, json=body, timeout=limit)
@@ -83,7 +83,7 @@ class SGLang:
         wanted = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
         answer = await post("/update_weights_from_disk", wanted)
         if not field(url, answer, "success"):
-            raise ServerUnavailable(f"{url}: does not load {path}: {one_line(str(answer.get('message')))}")
+            raise ServerUnavailable(f"{url}: cannot load {path}: {one_line(str(answer.get('message')))}")
         check_confirmed(url, await self.version(session, url), version)
         await post("/continue_generation", {})
 

@@ -1,4 +1,4 @@
-"""How vLLM's server is asked."""
+"""The dialect of vLLM's server."""
 
 import base64
 import io
@@ -11,7 +11,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from trinity_db.arrays import check_routing
+from trinity_db.arrays.codec import check_routing
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines.dialects.answers import (
     AT_ONCE,
@@ -40,17 +40,17 @@ _HINTS: Mapping[str, str] = {
 
 
 class VLLM:
-    """vLLM's server, tried with 0.32.
+    """vLLM's server, tested with 0.32.
 
-    It needs `--enable-scale-out` for the route that names the version of each token, and
+    It needs `--enable-scale-out` for the route that returns the version of each token, and
     VLLM_SERVER_DEV_MODE=1 in its environment for the routes that load weights.
 
     Args:
-        model: the name under which the server serves the model; None: its only one.
-        reload: what each of the server's workers calls with `weights_path=`. A function of a worker extension
-            may answer with {"refused": "why"} before it has changed anything, or with {"failed": "why"}.
-        record_routing: whether answers have to say which experts were chosen. For that the server needs
-            `--enable-return-routed-experts`, which vLLM knows on GPUs alone.
+        model: name under which the server serves the model; None: its only model.
+        reload: method that each of the server's workers calls with `weights_path=`. A method of a worker
+            extension may return {"refused": "why"} if it has changed nothing, or {"failed": "why"}.
+        record_routing: whether responses must include the chosen experts. The server then needs
+            `--enable-return-routed-experts`, which vLLM supports only on GPUs.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class VLLM:
     async def load(
         self, session: aiohttp.ClientSession, url: str, path: Path, version: int, *, seconds: float
     ) -> None:
-        # In this order, tokens before the pause are of the old weights and tokens after it of the new ones,
-        # over the whole context: what was computed from the prefix is thrown away by the pause.
+        # In this order, tokens before the pause use the old weights and tokens after it the new ones, over
+        # the whole context: pausing discards the prefix cache.
         async def post(route: str, **options: Any) -> Any:
             limit = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
             return await ask(session, "POST", url, route, _HINTS, timeout=limit, **options)
@@ -115,16 +115,16 @@ class VLLM:
         said = [one for one in results if isinstance(one, dict)]
         refusals = [one["refused"] for one in said if "refused" in one]
         failures = [one["failed"] for one in said if "failed" in one]
-        if failures or 0 < len(refusals) < len(results):  # then workers have different weights
+        if failures or 0 < len(refusals) < len(results):  # workers now have different weights
             raise ServerUnavailable(f"{url}: could not load {path}: {[*failures, *refusals][0]}")
         if not refusals:
             await self.name(session, url, version)
         await post("/resume")
         if refusals:
-            raise ConfigError(f"{url}: does not load {path}: {refusals[0]}")
+            raise ConfigError(f"{url}: cannot load {path}: {refusals[0]}")
 
     async def name(self, session: aiohttp.ClientSession, url: str, version: int) -> None:
-        """Give the weights that the server has now a version, which its next tokens have."""
+        """Label the server's current weights with a version, which its next tokens report."""
         await ask(
             session,
             "POST",
@@ -137,11 +137,11 @@ class VLLM:
         check_confirmed(url, await self.version(session, url), version)
 
     async def score(self, session: aiohttp.ClientSession, url: str, token_ids: Sequence[int]) -> list[float]:
-        """The log-probability of each token of a prompt but the first, at temperature 1."""
+        """Return the log-probability of each token of a prompt except the first, at temperature 1."""
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
         body = {**self._model, "token_ids": [*token_ids], "sampling_params": sampling}
         answer = await ask(session, "POST", url, "/inference/v1/generate", _HINTS, json=body)
-        # The first token has none; each other has an object with one entry, named by its id.
+        # The first token has no entry; each other has an object with one entry, keyed by its id.
         entries = (field(url, answer, "prompt_logprobs") or [])[1:]
         found = [
             field(url, one, str(token), "logprob") for token, one in zip(token_ids[1:], entries, strict=False)
@@ -150,11 +150,11 @@ class VLLM:
 
 
 def _routing(url: str, said: Any, num_tokens: int) -> NDArray[Any]:
-    """[n - 1, layers, e] The experts of the tokens but the last, from a .npy file in base64. vLLM has all
-    layers of a model, with zeros where a layer has no experts."""
+    """[n - 1, layers, e] Decode the experts of all tokens but the last, from a .npy file in base64. vLLM
+    includes all layers of a model, with zeros for layers without experts."""
     if not isinstance(said, str):
         raise ServerUnusable(
-            f"{url}: does not say which experts were chosen; start vLLM with --enable-return-routed-experts, "
+            f"{url}: does not return the chosen experts; start vLLM with --enable-return-routed-experts, "
             "which needs a GPU, or leave out explorer.record_routing"
         )
     try:
@@ -163,9 +163,9 @@ def _routing(url: str, said: Any, num_tokens: int) -> NDArray[Any]:
             routing = routing.astype(np.uint8 if routing.max() < 2**8 else np.uint16)  # older servers: int32
         check_routing(routing, num_tokens)
     except ValueError as error:
-        raise ServerUnusable(f"{url}: says in another form which experts were chosen: {error}") from error
+        raise ServerUnusable(f"{url}: returns chosen experts in an unsupported format: {error}") from error
     if len(routing) != num_tokens - 1:
         raise ServerUnavailable(
-            f"{url}: says which experts were chosen for {len(routing)} tokens, not for {num_tokens - 1}"
+            f"{url}: returned the chosen experts of {len(routing)} tokens, not of {num_tokens - 1}"
         )
     return routing

@@ -1,10 +1,10 @@
-"""vLLM's server as a child process of the explorer, in an environment of its own.
+"""vLLM's server as a child process of the explorer, in a separate Python environment.
 
-environment   finds an interpreter that has vLLM, and makes an environment with one
-diagnosis     says whether that works
-server        starts the process, and ends it with its log in the error
-guardian      ends the process when the explorer dies; a program of its own
-checkpoints   shows vLLM the model in a checkpoint, and nothing else
-inside        what vLLM's workers import; it knows nothing of this project
-engine        sends requests, changes weights, checks them, and mends what dies
+environment   finds an interpreter that has vLLM, and installs one
+diagnosis     checks the installation for `trinity-db doctor`
+server        starts and stops the process, and quotes its log in errors
+guardian      terminates the process when the explorer dies; a separate program
+checkpoints   prepares the model of a checkpoint for vLLM
+inside        code imported by vLLM's workers; independent of this project
+engine        sends requests, loads and checks weights, and restarts failed servers
 """

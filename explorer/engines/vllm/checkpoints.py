@@ -1,16 +1,16 @@
-"""Shows vLLM the model in a checkpoint, and nothing else.
+"""Prepares folders from which vLLM loads the model of a checkpoint, and nothing else.
 
-vLLM reads every safetensors file of a folder, also a value head or a reference that the trainer keeps beside
-the model. So it gets a folder of links instead. A server that computes in 16 bits gets a rounded copy of
-weights in float32, because vLLM itself rounds to nearest. Of an adapter it gets the whole model, which is
-merged here: vLLM's own adapters would leave responses in flight with the old one, and without a GPU, vLLM
-0.32 answers wrongly where requests with an adapter and requests without one are in flight together.
+vLLM reads every safetensors file of a folder, including a value head or a reference that the trainer stores
+next to the model. So it gets a folder of links instead. A server that computes in 16 bits gets a rounded
+copy of float32 weights, because vLLM itself would round to nearest. For an adapter it gets the merged model:
+with vLLM's own adapters, responses in flight would keep the old one, and without a GPU, vLLM 0.32 answers
+wrongly when requests with and without an adapter are in flight together.
 """
 
 import math
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines.vllm.inside.trinity_worker import (
@@ -22,33 +22,36 @@ from trinity_db.explorer.engines.vllm.inside.trinity_worker import (
 from trinity_db.models.adapter_folder import is_adapter
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trinity_db.models.lora import AdaptedModel
 
-WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}  # endings of files with tensors
+WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}  # suffixes of files with tensors
 
 
 class Models:
-    """The models that a server is shown. The base of adapters stays in main memory, in float32.
+    """Models for a server to load. The base of adapters stays in main memory, in float32.
 
     Args:
-        dtype: that the server computes in, as torch names it. Merged weights are written in it.
+        dtype: torch name of the server's number format. Merged weights are written in it.
     """
 
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype
         self._adapted: AdaptedModel | None = None
         self._written: Path | None = None
-        """The file of merged weights that was written last."""
+        """Latest file of merged weights."""
         self._lock = threading.Lock()
-        """A server may be started anew while the next version is merged for the one before."""
+        """A server may be restarted while the next version is being merged for the previous server."""
 
     def show(self, checkpoint: Path, view: Path) -> Tensors:
-        """Make the folder `view` with a model that vLLM loads. Returns the model's tensors.
+        """Create the folder `view` with a model that vLLM can load, and return the model's tensors.
 
-        What was shown of an adapter before has no weights any more: a server that has loaded them needs none.
+        Deletes the previous merged weights of an adapter: a server that has loaded them does not need the
+        file.
 
         Raises:
-            ConfigError: the checkpoint is not there, is damaged, or has no weights that vLLM can load here;
+            ConfigError: if the checkpoint is missing, corrupted, or has no weights that vLLM can load here;
                 or the view cannot be written.
         """
         if is_adapter(checkpoint):
@@ -66,41 +69,38 @@ class Models:
                 raise ConfigError(f"{checkpoint}: cannot be rounded to {self._dtype}: {error}") from error
 
     def _merge(self, checkpoint: Path, view: Path) -> Tensors:
-        import torch
-
-        from trinity_db.models.lora import AdaptedModel
+        from trinity_db.models import load_adapted, load_tokenizer
 
         if self._adapted is not None and self._adapted.fits(checkpoint):
             self._adapted.load(checkpoint)
         else:
-            self._adapted = None  # rather than two in memory
-            self._adapted = AdaptedModel(checkpoint)
-        self._begin(view)
-        self._adapted.write(view, getattr(torch, self._dtype))
-        return tensors(view)
+            self._adapted = None  # free it first: two may not fit in memory
+            self._adapted = load_adapted(checkpoint)
+        tokenizer = load_tokenizer(self._adapted.base)
+        return self._write(view, self._adapted.model, self._adapted.merged(), tokenizer)
 
     def _round(self, checkpoint: Path, view: Path) -> Tensors:
+        from trinity_db.models import load_model, load_tokenizer
+
+        model = load_model(checkpoint, "cpu")
+        return self._write(view, model, model.state_dict(), load_tokenizer(checkpoint))
+
+    def _write(self, view: Path, model: Any, state: "dict[str, Tensor]", tokenizer: Any) -> Tensors:
+        """Write weights into a new folder, after deleting the previous ones: the disk holds one copy."""
         import torch
 
-        from trinity_db.models import folder_digest, load_model, load_tokenizer, model_folder
+        from trinity_db.models.model_folder import write_with_tokenizer
 
-        self._begin(view)
-        model = load_model(checkpoint, "cpu")
-        unwritten = model_folder.write(model, model.state_dict(), view, getattr(torch, self._dtype))
-        load_tokenizer(checkpoint).save_pretrained(view)
-        folder_digest.complete(view, unwritten)
-        return tensors(view)
-
-    def _begin(self, view: Path) -> None:
-        """Make a folder for weights that are written here, of which the disk holds one."""
         if self._written is not None:
             self._written.unlink(missing_ok=True)
         view.mkdir(parents=True)
         self._written = view / MODEL_FILE
+        write_with_tokenizer(model, state, view, getattr(torch, self._dtype), tokenizer)
+        return tensors(view)
 
 
 def _is_float32(checkpoint: Path) -> bool:
-    """Whether a whole model has most of its weights in float32. `show` reports files that cannot be read."""
+    """Whether most weights of a whole model are float32. False for unreadable files: `show` reports them."""
     try:
         found = tensors(checkpoint).values()
     except (OSError, ValueError, KeyError, TypeError):
@@ -111,10 +111,10 @@ def _is_float32(checkpoint: Path) -> bool:
 
 
 def show(checkpoint: Path, view: Path) -> Tensors:
-    """Make the folder `view`, with links to the model's files and to settings. Returns the model's tensors.
+    """Create the folder `view` with links to the model's weights and settings, and return its tensors.
 
     Raises:
-        ConfigError: the checkpoint is not there, is damaged, or has no weights that vLLM can load here.
+        ConfigError: if the checkpoint is missing, corrupted, or has no weights that vLLM can load here.
     """
     try:
         found = tensors(checkpoint)

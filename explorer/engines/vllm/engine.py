@@ -1,11 +1,11 @@
-"""The engine `vllm`: a server that this process starts, watches and starts again.
+"""The engine `vllm`: starts, monitors and restarts a vLLM server.
 
-Weights arrive in three steps. The server loads them, while responses are in flight. It confirms them under
-a number that no other load has. Then it says how likely it finds the canary of the checkpoint. Only now do
-tokens of this load count as tokens of the version. A response with tokens of a load that failed is sampled
-anew.
+New weights take three steps. The server loads them while responses are in flight. It confirms them under a
+load number that is never reused. Then its log-probabilities of the checkpoint's canary are compared with the
+trainer's. Only then do tokens of this load count as tokens of the version. A response with tokens of a failed
+load is sampled again.
 
-Each call runs in the event loop of its caller. What belongs to a loop lasts as long as calls are under way.
+Each call runs in its caller's event loop. Resources of a loop live while calls are in progress.
 """
 
 import asyncio
@@ -19,42 +19,43 @@ from typing import Any
 
 import aiohttp
 
-from trinity_db.config import DEFAULT_PROMPTS, PromptConfig
+from trinity_db.config.base import home
+from trinity_db.config.shared import DEFAULT_PROMPTS, PromptConfig
 from trinity_db.errors import ConfigError, TrinityError
-from trinity_db.explorer.config import VLLMConfig
 from trinity_db.explorer.engines import folder
 from trinity_db.explorer.engines.dialects import VLLM, ServerUnavailable, ServerUnusable
 from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.settings import VLLMConfig
 from trinity_db.explorer.engines.stops import cut_off
 from trinity_db.explorer.engines.vllm import checkpoints
 from trinity_db.explorer.engines.vllm.inside.trinity_worker import Tensors
 from trinity_db.explorer.engines.vllm.refusals import Load, Refusal, WrongWeights, refusal
 from trinity_db.explorer.engines.vllm.server import MODEL, URL, Server, options_of
+from trinity_db.models.canary import Canary, wrong
 from trinity_db.models.canary import read as read_canary
-from trinity_db.prompts import PromptTooLong
-from trinity_db.settings import home
+from trinity_db.models.chat.prompts import PromptTooLong
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 3600.0  # a large model from a slow disk; a server that cannot start ends by itself
+START_SECONDS = 3600.0  # for a large model on a slow disk; a server that cannot start exits by itself
 LOAD_SECONDS = 3600.0
-LOOK_SECONDS = 0.2  # between two looks at a server that starts
-PAUSE_SECONDS = 0.5  # before a request goes again to a server that failed it, and lives
-TRIES = 4  # of a request, and starts of a server between two responses
+LOOK_SECONDS = 0.2  # between health checks of a starting server
+PAUSE_SECONDS = 0.5  # before a request is retried on a server that failed it but is alive
+TRIES = 4  # per request, and server starts between two responses
 TOLERANCE = {"float32": 0.005, "float16": 0.1, "bfloat16": 0.3}
-"""Nats by which the log-probabilities of the canary may differ in the mean, by the server's number format. On
-a CPU they differ by 0.00001 in float32, and by 0.05 in bfloat16."""
-WARM_UP = (0, 0)  # tokens of a prompt, for a checkpoint without a canary
+"""Maximum mean difference of the canary's log-probabilities in nats, by the server's number format. On a CPU
+they differ by 0.00001 in float32, and by 0.05 in bfloat16."""
+WARM_UP = (0, 0)  # prompt tokens for a checkpoint without a canary
 
 
 @dataclass(eq=False)
 class _Calls:
-    """What calls that are under way in one event loop share."""
+    """State shared by the calls in progress in one event loop."""
 
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while the server is started, mended or loads weights."""
+    """Held while the server starts, is checked after a failure, or loads weights."""
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a server may be there again."""
+    """Set when a server may be available again."""
     under_way: int = 0
     sessions: dict[Server, aiohttp.ClientSession] = field(default_factory=dict)
 
@@ -64,14 +65,23 @@ class _Calls:
         return self.sessions[server]
 
 
-class VLLMEngine:
-    """vLLM's server on this machine, started by `load`.
-
-    Args:
-        record_routing: whether responses say which experts were chosen.
+def create(settings: VLLMConfig, prompts: PromptConfig, record_routing: bool) -> "VLLMEngine":
+    """Create the engine from its settings.
 
     Raises:
-        ConfigError: vLLM is not installed; or it is to record choices, and this machine has no GPU.
+        ConfigError: if vLLM is not installed.
+    """
+    return VLLMEngine(settings, prompts, record_routing=record_routing)
+
+
+class VLLMEngine:
+    """A vLLM server on this machine, started by `load`.
+
+    Args:
+        record_routing: whether responses include the chosen experts.
+
+    Raises:
+        ConfigError: if vLLM is not installed, or routing should be recorded without a GPU.
     """
 
     version: int
@@ -89,30 +99,33 @@ class VLLMEngine:
         self._server: Server | None = None
         self._models = checkpoints.Models(self._options.dtype)
         self._tensors: Tensors = {}
-        """Of the model that the server was started with. Only such weights fit into it."""
+        """Tensors of the model that the server was started with. Only weights with the same names and shapes
+        can be loaded. vLLM casts them, so a version in float32 fits a starting model in bfloat16."""
         self._loads = 0
-        """Loads so far. Each has its number as the server's label, also when it fails."""
+        """Number of loads so far. Each uses its number as the server's label, even if it fails."""
         self._versions: dict[int, int] = {}
-        """The version of each load that counts."""
+        """Version of each accepted load."""
         self._loaded: Load | None = None
-        """The last load that counts."""
+        """Latest accepted load."""
+        self._canary: Canary | None = None
+        """Canary of that load; None if it has none."""
         self._refused: Refusal | None = None
-        """The last load, if it was refused: by the canary, or because the checkpoint is damaged."""
+        """Latest load, if it was refused: by the canary, or because the checkpoint is corrupted."""
         self._end_tokens: frozenset[int] = frozenset()
         self._starts_in_vain = 0
-        """Servers that died since the last response."""
+        """Number of servers that died since the last response."""
         self._calls: _Calls | None = None
 
     async def load(self, path: Path, version: int) -> None:
-        """The first call starts the server. Others change its weights, or start it anew if they cannot."""
+        """Start the server in the first call; later, load other weights, or restart it if they do not fit."""
         async with self._call() as calls:
             while True:
                 self._check_refused(path, version)
                 server = self._server
-                # Not under the lock, for which new requests wait: to merge an adapter may take long.
+                # Not under the lock, which new requests need: merging an adapter may take long.
                 shown = None if server is None else await self._shown(server, path)
                 async with calls.changing:
-                    if server is not self._server:  # another one was started meanwhile
+                    if server is not self._server:  # another server was started in between
                         continue
                     self._check_refused(path, version)
                     if server and shown and await self._reload(calls, server, shown, path, version):
@@ -123,7 +136,7 @@ class VLLMEngine:
         length = len(request.prompt_ids)
         if not 0 < length < self.context:
             raise PromptTooLong(
-                f"A prompt of {length} tokens does not fit: this model takes 1 to {self.context - 1}."
+                f"A prompt of {length} tokens does not fit: this model accepts 1 to {self.context - 1}."
             )
         request = replace(request, max_new_tokens=min(request.max_new_tokens, self.context - length))
         async with self._call() as calls:
@@ -142,7 +155,7 @@ class VLLMEngine:
                 self._starts_in_vain = 0
                 if (counted := await self._counted(calls, completion)) is not None:
                     return cut_off(self.tokenizer, counted, request.stop)
-                last = WrongWeights("its tokens were sampled by weights that were refused")
+                last = WrongWeights("its tokens were sampled from weights that were refused")
             raise EngineFailed(f"vLLM did not answer a request in {TRIES} tries, last: {last}")
 
     def close(self) -> None:
@@ -153,7 +166,7 @@ class VLLMEngine:
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[_Calls]:
-        """Within a `with`, the caller has what calls of this event loop share."""
+        """Within this `with`, give the caller the state shared by calls of this event loop."""
         calls = self._calls = self._calls or _Calls()
         calls.under_way += 1
         try:
@@ -166,14 +179,14 @@ class VLLMEngine:
                     await session.close()
 
     async def _usable(self, calls: _Calls) -> Server:
-        """A server that lives and has weights that count. Starts it again if it died.
+        """Return a live server with accepted weights, restarting it if it died.
 
-        After a refused load, requests wait for another one. Those that hold all places of their explorer keep
-        it from loads, so they try the refused one again themselves.
+        After a refused load, requests wait for another load. If they fill all slots of their explorer, no
+        load can come, so they retry the refused one themselves.
 
         Raises:
-            EngineFailed: it does not start, dies again and again, its checkpoint is gone, or the version
-                stays refused.
+            EngineFailed: if it does not start, keeps dying, its checkpoint is gone, or the version stays
+                refused.
         """
         while True:
             async with calls.changing:
@@ -182,15 +195,15 @@ class VLLMEngine:
                 if self._server is not None:
                     await self._bury(self._server)
                 if self._loaded is not None:
-                    logger.info("starting vLLM again with version %d", self._loaded.version)
+                    logger.info("restarting vLLM with version %d", self._loaded.version)
                     try:
                         await self._start(calls, self._loaded.checkpoint, self._loaded.version)
-                    except ConfigError as problem:  # pruned meanwhile: a fresh explorer takes a newer one
-                        raise EngineFailed(f"vLLM ended, and does not start again: {problem}") from problem
+                    except ConfigError as problem:  # pruned; a new explorer uses a newer version
+                        raise EngineFailed(f"vLLM exited and cannot be restarted: {problem}") from problem
                     continue
                 refused = self._refused
                 if refused is not None and refused.seconds_left <= 0:
-                    logger.warning("vLLM tries version %d again", refused.load.version)
+                    logger.warning("retrying version %d with vLLM", refused.load.version)
                     with suppress(ConfigError):
                         await self._start(calls, refused.load.checkpoint, refused.load.version)
                     continue
@@ -200,7 +213,7 @@ class VLLMEngine:
                     await calls.loaded.wait()
 
     async def _mend(self, calls: _Calls, server: Server, problem: ServerUnavailable) -> None:
-        """Look after a server that has failed a request. The first of many requests that failed does it."""
+        """Check a server after a failed request, once for many requests that failed together."""
         async with calls.changing:
             if server is not self._server:
                 return
@@ -209,48 +222,48 @@ class VLLMEngine:
                 try:
                     await self._dialect.health(calls.session(server), URL)
                 except (ServerUnavailable, ServerUnusable):
-                    logger.warning("vLLM fails: %s", problem)
+                    logger.warning("vLLM is failing: %s", problem)
                 else:
                     return
             await self._bury(server)
 
     async def _bury(self, server: Server) -> None:
-        """End a server that has died or fails.
+        """Stop a server that has died or is failing.
 
         Raises:
-            EngineFailed: it was one of several in a row.
+            EngineFailed: if too many servers in a row have failed.
         """
         await asyncio.to_thread(server.stop)
         self._server = None
         self._starts_in_vain += 1
         words = server.last_words()
-        logger.warning("vLLM has ended: %s", words)
+        logger.warning("vLLM has exited: %s", words)
         if self._starts_in_vain >= TRIES:
-            raise EngineFailed(f"vLLM ends again and again: {words}")
+            raise EngineFailed(f"vLLM keeps exiting: {words}")
 
     async def _counted(self, calls: _Calls, completion: Completion) -> Completion | None:
-        """A completion with the policy's versions. None if a load that does not count sampled part of it."""
+        """Map a completion's load numbers to versions. None if a part was sampled by a refused load."""
         if not set(completion.versions) <= self._versions.keys():
-            async with calls.changing:  # its load may be about to count
+            async with calls.changing:  # its load may be about to be accepted
                 pass
         versions = [self._versions.get(load, -1) for load in completion.versions]
         return None if -1 in versions else replace(completion, versions=versions)
 
     def _check_refused(self, path: Path, version: int) -> None:
-        """Refuse a version at once that was refused before: to start the server for it takes long.
+        """Reject a recently refused version without starting a server for it, which would take long.
 
         Raises:
-            ConfigError: it may be tried again later.
+            ConfigError: if the version was refused and its retry delay has not passed.
         """
         refused = self._refused
         if refused is not None and refused.load == Load(path, version) and refused.seconds_left > 0:
             raise refused.error
 
     async def _shown(self, server: Server, path: Path) -> Path | None:
-        """A folder with a model that the server can load in flight. None if it has to be started again.
+        """Create a folder with a model that the server can load in flight. None if a restart is needed.
 
         Raises:
-            ConfigError: the checkpoint is damaged. The server goes on with the weights of before.
+            ConfigError: if the checkpoint is corrupted. The server keeps its current weights.
         """
         if not server.is_alive:
             return None
@@ -260,14 +273,14 @@ class VLLMEngine:
         except ConfigError:
             if server is self._server and server.is_alive:
                 raise
-            return None  # its folder went with it
-        return view if found == self._tensors else None
+            return None  # the server was stopped, and its folder removed
+        return view if _shapes(found) == _shapes(self._tensors) else None
 
     async def _reload(self, calls: _Calls, server: Server, view: Path, path: Path, version: int) -> bool:
-        """Let the server load other weights in flight. False if it has to be started again for them.
+        """Load other weights into the running server. False if it has to be restarted for them.
 
         Args:
-            view: what it loads of the checkpoint.
+            view: folder from which the server loads the checkpoint.
         """
         if not server.is_alive:
             return False
@@ -276,18 +289,18 @@ class VLLMEngine:
             await self._dialect.load(calls.session(server), URL, view, load, seconds=LOAD_SECONDS)
             await self._compare(calls, server, path)
         except (ServerUnavailable, ServerUnusable, WrongWeights) as problem:
-            logger.warning("vLLM is started again, since it did not take version %d: %s", version, problem)
+            logger.warning("restarting vLLM, which did not accept version %d: %s", version, problem)
             return False
         self._count(calls, load, path, version)
         return True
 
     async def _start(self, calls: _Calls, path: Path, version: int) -> None:
-        """Start a server on a checkpoint, in place of the one that may be there.
+        """Start a server with a checkpoint, stopping the current one first.
 
         Raises:
-            ConfigError: the checkpoint is damaged, or its weights are not what the trainer had. No server is
-                left.
-            EngineFailed: the server does not start, or the same happened too often.
+            ConfigError: if the checkpoint is corrupted, or its weights differ from the trainer's. No server
+                is left running.
+            EngineFailed: if the server does not start, or the version was refused too often.
         """
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)
@@ -318,10 +331,11 @@ class VLLMEngine:
         self._count(calls, load, path, version)
 
     async def _answers(self, calls: _Calls, server: Server) -> None:
-        """Wait until the server answers.
+        """Wait until the server responds.
 
         Raises:
-            ServerUnavailable: it ended, or takes too long.
+            ServerUnavailable: if it exited.
+            TimeoutError: if it takes too long.
         """
         async with asyncio.timeout(START_SECONDS):
             while server.is_alive:
@@ -329,35 +343,34 @@ class VLLMEngine:
                     return await self._dialect.health(calls.session(server), URL)
                 except ServerUnavailable:
                     await asyncio.sleep(LOOK_SECONDS)
-        raise ServerUnavailable("vLLM ended before it answered")
+        raise ServerUnavailable("vLLM exited before it responded")
 
     async def _compare(self, calls: _Calls, server: Server, path: Path) -> None:
-        """Ask the server what its weights say of the checkpoint's canary.
+        """Compare the server's log-probabilities of the checkpoint's canary with the trainer's.
 
         Raises:
-            WrongWeights: something else than the trainer's.
+            WrongWeights: if they differ.
         """
         canary = read_canary(path)
         token_ids = WARM_UP if canary is None else canary.token_ids
-        # The first request also shows whether the server can compute this model at all.
+        # The first request also shows whether the server can run this model at all.
         said = await self._dialect.score(calls.session(server), URL, token_ids)
-        if canary is None:
-            return
-        differences = [abs(one - other) for one, other in zip(said, canary.logprobs, strict=True)]
-        dtype = max(self._options.dtype, canary.merged_dtype, key=TOLERANCE.__getitem__)
-        mean, limit = sum(differences) / len(differences), TOLERANCE[dtype]
-        if not mean <= limit:  # also where it is no number
-            raise WrongWeights(
-                "its weights are stale or garbled: log-probabilities of the canary differ from the trainer's "
-                f"by {mean:.3g} nats in the mean, and may differ by {limit} in {dtype}"
-            )
+        if canary is not None:
+            dtype = max(self._options.dtype, canary.merged_dtype, key=TOLERANCE.__getitem__)
+            if problem := wrong(said, canary, self._canary, TOLERANCE[dtype]):
+                raise WrongWeights(f"its weights are stale or garbled: {problem} in {dtype}")
+        self._canary = canary
 
     def _next_load(self) -> int:
         self._loads += 1
         return self._loads
 
     def _count(self, calls: _Calls, load: int, path: Path, version: int) -> None:
-        """From now on, the tokens of a load are tokens of a version."""
+        """Accept a load: its tokens now count as tokens of the version."""
         self._versions[load] = self.version = version
         self._loaded, self._refused = Load(path, version), None
         calls.loaded.set()
+
+
+def _shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, (_, shape) in tensors.items()}

@@ -1,11 +1,11 @@
-"""Runs a command for as long as another process lives. It imports nothing of the project, so it starts fast.
+"""Runs a command while another process lives. Imports nothing of the project, so it starts fast.
 
     python guardian.py PID FOLDER COMMAND ...
 
-The guardian leads a process group of its own, so a Ctrl-C in a terminal does not reach the command. When the
-process PID dies, also by SIGKILL, or when the guardian gets SIGTERM, it asks the command to end. After that,
-and also when the command ends by itself, it deletes the folder and kills the whole group, because a server's
-own children may be left. Its output is the server's log, and it keeps that from growing without end.
+The guardian leads a separate process group, so a Ctrl-C in a terminal does not reach the command. When the
+process PID dies, even by SIGKILL, or the guardian gets SIGTERM, it terminates the command. After that, or
+when the command exits by itself, it deletes the folder and kills the whole group, including the server's
+remaining children. Its output is the server's log, whose size it limits.
 """
 
 import ctypes
@@ -19,18 +19,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 LOOK_SECONDS = 0.2
-PR_SET_PDEATHSIG = 1  # of Linux
+PR_SET_PDEATHSIG = 1  # Linux constant
 END_SECONDS = 5.0  # for a server to free shared memory
-LOG_BYTES = 64 * 2**20  # of the log, which a server that complains about each request would fill a disk with
-KEPT_BYTES = 2**20  # of a log that grew longer: its end
+LOG_BYTES = 64 * 2**20  # maximum log size; a server that logs every request could fill the disk
+KEPT_BYTES = 2**20  # kept from the end of a log that exceeds it
 
 
 def guard(owner: int, folder: str, command: Sequence[str]) -> None:
-    """Run the command, delete the folder, and end the group that this process leads."""
+    """Run the command, then delete the folder and kill this process group."""
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent)
-    # A process whose parent dies gets another parent.
+    # A process whose parent dies gets a new parent.
     while process.poll() is None and not asked and os.getppid() == owner:
         time.sleep(LOOK_SECONDS)
         shorten(sys.stdout.fileno(), LOG_BYTES, KEPT_BYTES)
@@ -39,18 +39,18 @@ def guard(owner: int, folder: str, command: Sequence[str]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS)
     else:
-        print(f"The process ended with code {process.returncode}.", flush=True)
+        print(f"The process exited with code {process.returncode}.", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 
 def shorten(log: int, most: int, kept: int) -> None:
-    """Leave the end of a log that is longer than `most` bytes. Its writers append, so they go on behind it.
+    """Truncate a log that exceeds `most` bytes to its end. Its writers append, so they continue after it.
 
-    Lines that the server writes in this moment may be lost.
+    Lines written at the same moment may be lost.
     """
     with suppress(OSError):
-        if os.fstat(log).st_size > most:  # that of a pipe is 0
+        if os.fstat(log).st_size > most:  # 0 for a pipe
             with open(f"/dev/fd/{log}", "rb") as file:
                 file.seek(-kept, os.SEEK_END)
                 end = file.read()
@@ -59,7 +59,7 @@ def shorten(log: int, most: int, kept: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Let the command get SIGTERM if the guardian is killed. Only Linux can do that."""
+    """Send SIGTERM to the command if the guardian is killed. Supported by Linux only."""
     with suppress(AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

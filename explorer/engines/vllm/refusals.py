@@ -1,4 +1,4 @@
-"""A version that was refused is tried again after a while, and at last the engine gives up."""
+"""Retry delays for a refused version; after the last retry, the engine fails."""
 
 import time
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.engines.engine import EngineFailed
 
 REFUSED_SECONDS = (5.0, 30.0, 120.0)
-"""Before a refused version is tried again, each time with a new server. Then the engine gives up."""
+"""Delays before retrying a refused version, each time with a new server. Then the engine fails."""
 
 
 class WrongWeights(TrinityError):
-    """The server computes something other than the checkpoint's weights do."""
+    """The server's results do not match the checkpoint's weights."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A load, or the wish for one."""
+    """A load, completed or requested."""
 
     checkpoint: Path
     version: int
@@ -25,13 +25,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A load that left no server with weights that count."""
+    """A refused load, which left no server with accepted weights."""
 
     load: Load
     why: str
     times: int
     again_at: float
-    """When it may be tried again, in seconds of a clock that is never set back."""
+    """Time of the next retry, by the monotonic clock."""
 
     @property
     def seconds_left(self) -> float:
@@ -43,16 +43,16 @@ class Refusal:
 
 
 def refusal(load: Load, before: Refusal | None, problem: TrinityError) -> Refusal:
-    """The refusal of a load that may have been refused before.
+    """Return the refusal of a load, counting earlier refusals of it.
 
     Raises:
-        EngineFailed: it was refused so often that it will be again.
+        EngineFailed: if it was refused too often.
     """
     why = f"{load.checkpoint}: refused: {problem}" if isinstance(problem, WrongWeights) else str(problem)
     times = 1 if before is None or before.load != load else before.times + 1
     if times > len(REFUSED_SECONDS):
         raise EngineFailed(
-            f"vLLM could not use version {load.version} in {times} tries; restore its checkpoint, or name "
+            f"vLLM could not use version {load.version} in {times} tries; restore its checkpoint, or set "
             f"another explorer.engine.dtype: {why}"
         )
     return Refusal(load, why, times, time.monotonic() + REFUSED_SECONDS[times - 1])

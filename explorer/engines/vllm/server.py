@@ -1,6 +1,7 @@
-"""vLLM's server as a process: how it is started, how it ends, and what it said.
+"""vLLM's server process: starting it, stopping it, and quoting its log in errors.
 
-It listens on a socket in a folder that only this user may enter, since its routes for weights need no key.
+It listens on a socket in a folder that only this user can access, since its routes for loading weights need
+no key.
 """
 
 import logging
@@ -21,22 +22,22 @@ from pathlib import Path
 import aiohttp
 
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.config import VLLMConfig
+from trinity_db.explorer.engines.settings import VLLMConfig
 from trinity_db.explorer.engines.vllm import environment, guardian
-from trinity_db.explorer.recording.command import variables
+from trinity_db.explorer.http.command import variables
 
 logger = logging.getLogger(__name__)
 
 MODEL = "policy"
-"""The name under which the server serves the model."""
-URL = "http://vllm"  # the name of the host does not matter: the connection is the socket
+"""Name under which the server serves the model."""
+URL = "http://vllm"  # the host name is irrelevant: connections use the socket
 INSIDE = Path(__file__).with_name("inside")
-"""What vLLM's processes may import of this project."""
+"""Folder of this project that vLLM's processes may import."""
 CPU_CACHE_GIGABYTES = 1.0
-KEEP_SECONDS = 2.0  # that an idle connection is used again; vLLM closes it after 5, in the midst of a request
+KEEP_SECONDS = 2.0  # reuse of idle connections; vLLM closes them after 5, possibly during a request
 KILL_SECONDS = 4 * guardian.END_SECONDS
-LINES = 3  # of the log that an error shows
-READ_BYTES = 2**18  # of the log's end, in which an error looks for them
+LINES = 3  # log lines quoted in an error
+READ_BYTES = 2**18  # from the end of the log, searched for these lines
 _SAYS_WHY = re.compile(r"\b\w*(Error|Exception)\b.*:|error:|Killed|out of memory", re.IGNORECASE)
 _PREFIX = re.compile(r"^(\(\w+ pid=\d+\) ?)?((INFO|WARNING|ERROR) [\d-]+ [\d:]+ \[[^]]*\] ?)?")
 _numbers = count(1)
@@ -44,13 +45,13 @@ _numbers = count(1)
 
 @dataclass(frozen=True)
 class Options:
-    """Settings of a server, with the defaults of this machine."""
+    """Settings of a server, with defaults for this machine."""
 
     config: VLLMConfig
     python: Path
     has_gpu: bool
     record_routing: bool = False
-    """Whether answers say which experts were chosen."""
+    """Whether responses include the chosen experts."""
 
     @property
     def dtype(self) -> str:
@@ -59,13 +60,13 @@ class Options:
         return "bfloat16" if self.has_gpu else "float32"
 
     def arguments(self, model: Path, socket: Path) -> list[str]:
-        """The server's arguments."""
+        """Return the server's command-line arguments."""
         config = self.config
         found = {
             "--model": str(model),
             "--uds": str(socket),
             "--served-model-name": MODEL,
-            # Those of the distribution that was sampled from. vLLM's default are those of temperature 1.
+            # Log-probabilities of the distribution sampled from. vLLM's default are those at temperature 1.
             "--logprobs-mode": "processed_logprobs",
             # The model's own sampling settings, such as top_p, would change that distribution.
             "--generation-config": "vllm",
@@ -80,24 +81,24 @@ class Options:
         cache = config.cache_gigabytes or (None if self.has_gpu else CPU_CACHE_GIGABYTES)
         if cache is not None:
             found["--kv-cache-memory-bytes"] = str(int(cache * 1e9))
-        flags = ["--enable-scale-out"]  # the route that names the version of each token
+        flags = ["--enable-scale-out"]  # the route that returns the version of each token
         if not self.has_gpu:
-            # On the CPU, a seeded request whose prompt is computed in parts ends the server.
+            # On the CPU, a seeded request whose prompt is split into chunks crashes the server.
             flags += ["--no-enable-chunked-prefill", "--enforce-eager"]
         if self.record_routing:
             flags.append("--enable-return-routed-experts")
         return [*(word for pair in found.items() for word in pair), *flags, *config.arguments]
 
     def environment(self, key: str) -> dict[str, str]:
-        """The environment variables of the server's processes: ours without the store's, and its own."""
+        """Return the environment variables of the server: ours without those of the store, plus its own."""
         preset = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            # The trainer computes on the same cores; vLLM would take the first ones for itself.
+            # The trainer uses the same cores; by default vLLM would bind itself to the first ones.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
         if not self.has_gpu:
-            preset["TORCH_COMPILE_DISABLE"] = "1"  # it takes a minute at the first request, and a compiler
+            preset["TORCH_COMPILE_DISABLE"] = "1"  # compiling takes a minute at first, and needs a compiler
         found = preset | variables()
         return found | {
             "PYTHONPATH": str(INSIDE),
@@ -108,27 +109,27 @@ class Options:
 
 
 class Server:
-    """A server process that was started. Its guardian ends it when this process dies.
+    """A server process. Its guardian terminates it when this process dies.
 
     Args:
-        log: its output is added there.
+        log: file to which its output is appended.
     """
 
     def __init__(self, options: Options, log: Path) -> None:
-        # The address of a socket has at most 107 bytes.
+        # A socket address is limited to 107 bytes.
         parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 64 else "/tmp"
         self.folder = Path(tempfile.mkdtemp(prefix="trinity-vllm-", dir=parent))
-        """Its socket and links to what it loads. Only this user may enter."""
+        """Contains the socket and links to checkpoints. Accessible only to this user."""
         self.log = log
         self._options = options
         self._key = secrets.token_urlsafe(32)
         self._socket = self.folder / "socket"
         self._process: subprocess.Popen[bytes] | None = None
         self._said_before = 0
-        """Bytes of the log that are of earlier servers."""
+        """Bytes of the log written by earlier servers."""
 
     def start(self, model: Path) -> None:
-        """Start the process on the model in a folder. It takes a while until it answers."""
+        """Start the process with the model in a folder. It takes a while until it responds."""
         options = self._options
         self.log.parent.mkdir(parents=True, exist_ok=True)
         server = [str(options.python), "-m", "vllm.entrypoints.openai.api_server"]
@@ -149,11 +150,11 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     def view(self) -> Path:
-        """A new folder for links to a checkpoint."""
+        """Return the path of a new folder for links to a checkpoint."""
         return self.folder / f"model-{next(_numbers)}"
 
     def open_session(self) -> aiohttp.ClientSession:
-        """A session for requests: as many as the server samples at a time, and as many that wait there."""
+        """Open a session whose connections allow as many waiting requests as are sampled concurrently."""
         return aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(
                 str(self._socket),
@@ -165,7 +166,7 @@ class Server:
         )
 
     def stop(self) -> None:
-        """End the process and its children, and wait until they have ended. Seconds."""
+        """Stop the process and its children, and wait for their exit. Takes seconds."""
         process = self._process
         if process is not None:
             with suppress(ProcessLookupError):
@@ -173,8 +174,8 @@ class Server:
             try:
                 process.wait(KILL_SECONDS)
             except subprocess.TimeoutExpired:
-                logger.warning("vLLM's guardian does not end: killed")
-            # Also when the guardian was killed, and its group was left behind.
+                logger.warning("vLLM's guardian does not exit: killed")
+            # Also needed if the guardian was killed and left its group behind.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -182,11 +183,11 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def last_words(self) -> str:
-        """The last lines of its log that say what went wrong, and where the log is."""
+        """Return the last log lines that contain an error, and the path of the log."""
         try:
             with self.log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                begun = self._said_before if self._said_before <= size else 0  # it was shortened since
+                begun = self._said_before if self._said_before <= size else 0  # the log was truncated since
                 file.seek(max(begun, size - READ_BYTES))
                 lines = [
                     _PREFIX.sub("", line).strip()
@@ -195,21 +196,21 @@ class Server:
         except OSError:
             lines = []
         telling = list(dict.fromkeys(line for line in lines if _SAYS_WHY.search(line)))
-        shown = telling[-LINES:] or [line for line in lines if line][-LINES:] or ["it said nothing"]
+        shown = telling[-LINES:] or [line for line in lines if line][-LINES:] or ["no output"]
         return f"{' | '.join(line[:300] for line in shown)} (log: {self.log})"
 
 
 def options_of(config: VLLMConfig, record_routing: bool = False) -> Options:
-    """The settings of a server here.
+    """Return the settings of a server on this machine.
 
     Raises:
-        ConfigError: vLLM is not installed; or it is to record choices of experts, and there is no GPU.
+        ConfigError: if vLLM is not installed, or routing should be recorded without a GPU.
     """
     has_gpu = environment.has_gpu()
     if record_routing and not has_gpu:
         raise ConfigError(
-            "explorer.record_routing: vLLM says only on a GPU which experts were chosen, and this machine "
-            "has none; leave it out, or take explorer: {engine: transformers}."
+            "explorer.record_routing: vLLM records the chosen experts only on a GPU, and this machine "
+            "has none; leave it out, or use explorer: {engine: transformers}."
         )
     return Options(config, environment.find(config.python), has_gpu, record_routing)
 

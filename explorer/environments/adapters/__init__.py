@@ -1,7 +1,7 @@
-"""Environments of packages and of servers. Each is a class as a user's own, and imported when it is named.
+"""Environments of packages and servers. Each is a class like a custom one, imported when it is used.
 
-An adapter imports nothing of this project but what needs no package, so that it also runs in a process of
-another interpreter. Its package is imported when an instance is made.
+An adapter imports only modules of this project that need no package, so that it also runs in a process of
+another interpreter. Its own package is imported when an instance is created.
 """
 
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from trinity_db import functions
+from trinity_db.config import user_functions
 from trinity_db.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """Where the class of an adapter is, and what it needs."""
+    """Location and requirements of an adapter's class."""
 
     place: str
-    """module:Class, the module in this folder."""
+    """module:Class, with the module in this folder."""
     package: str | None = None
-    """What it imports beyond what trinity-db needs."""
+    """Package that it imports, beyond the dependencies of trinity-db."""
     own_process: bool = False
-    """Whether one process cannot hold several instances."""
+    """Whether it needs a process per instance."""
 
 
 ADAPTERS = {
@@ -36,26 +36,26 @@ ADAPTERS = {
 
 
 def find(name: str) -> Any:
-    """The class of an adapter, or of the user's own as `path/to/file.py:Class`.
+    """Return the class of an adapter, or a custom class given as `path/to/file.py:Class`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: if it does not exist.
     """
     if name not in ADAPTERS:
-        return functions.find(name, "environment", dict.fromkeys(ADAPTERS, object))
+        return user_functions.find(name, "environment", dict.fromkeys(ADAPTERS, object))
     module, _, attribute = ADAPTERS[name].place.partition(":")
     return getattr(import_module(f"{__name__}.{module}"), attribute)
 
 
 def check_package(name: str) -> None:
-    """Find out early that an adapter's package is not here.
+    """Check early that an adapter's package is installed.
 
     Raises:
-        ConfigError: it is not, with what installs it.
+        ConfigError: if it is not, with the command that installs it.
     """
     package = ADAPTERS[name].package if name in ADAPTERS else None
     if package is not None and find_spec(package) is None:
         raise ConfigError(
-            f"Environment '{name}' needs a package: pip install {package.replace('_', '-')}. Or name an "
+            f"Environment '{name}' needs a package: pip install {package.replace('_', '-')}. Or set an "
             f"interpreter that has it: environment: {{name: {name}, python: path/to/python}}"
         )

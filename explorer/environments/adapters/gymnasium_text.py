@@ -1,4 +1,4 @@
-"""Environments of Gymnasium whose state can be written and whose actions can be named."""
+"""Gymnasium environments whose state can be shown as text and whose actions can be named."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,17 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
 class GymnasiumText:
-    """An environment of Gymnasium, as a text environment.
+    """A Gymnasium environment, as a text environment.
 
-    A response that names no action leaves the environment as it was, and is told the same observation again.
+    A response without an action leaves the environment unchanged, and the same observation is shown again.
 
     Args:
-        id: as `gymnasium.make` takes it, also with a module before it.
-        actions: words for the actions, in their order, or each with its number. None: their numbers.
-        show: what the policy reads: the picture in letters, in which brackets stand for a coloured ground,
-            or the observation. None: the picture where the environment has one.
-        penalty: what a response that names no action costs.
-        options: of the environment, as `gymnasium.make` takes them.
+        id: as for `gymnasium.make`, optionally with a module prefix.
+        actions: words for the actions, in order, or a mapping to their numbers. None: the numbers themselves.
+        show: content shown to the policy: the text picture, with brackets for a coloured background, or the
+            observation. None: the picture if the environment has one.
+        penalty: cost of a response without an action.
+        options: options of the environment for `gymnasium.make`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class GymnasiumText:
         self._environment: Any = gymnasium.make(id, **chosen)
         has_picture = "ansi" in self._environment.metadata.get("render_modes", ())
         if show == "picture" and not has_picture:
-            raise ValueError(f"{id} draws no picture in letters; take show: observation")
+            raise ValueError(f"{id} cannot be rendered as text; use show: observation")
         self._draws = has_picture and show != "observation"
         if self._draws:
             self._environment.close()
@@ -47,12 +47,12 @@ class GymnasiumText:
         self._observation: Any = None
 
     def reset(self, *, seed: int, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """Begin; nothing of the task but its seed is read."""
+        """Start an episode. Only the seed of the task is used."""
         self._observation, _ = self._environment.reset(seed=seed)
         return self._shown()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
-        """Do what the response names last."""
+        """Take the last action named in the response."""
         number = self._number(action)
         if number is None:
             text, info = self._shown()
@@ -76,7 +76,7 @@ class GymnasiumText:
 
         space = self._environment.action_space
         if not isinstance(space, Discrete):
-            raise TypeError(f"its actions are {space}, which have no words; one of a few can be named")
+            raise TypeError(f"its actions are {space}, which cannot be named; only discrete actions can")
         numbers = range(int(space.start), int(space.start + space.n))
         if actions is None:
             named = {str(number): number for number in numbers}
@@ -85,14 +85,14 @@ class GymnasiumText:
         else:
             named = dict(zip(actions, numbers, strict=len(actions) > space.n))
         if unknown := [word for word, number in named.items() if number not in numbers]:
-            raise ValueError(f"there is no action {named[unknown[0]]} for '{unknown[0]}': they are {numbers}")
+            raise ValueError(f"unknown action {named[unknown[0]]} for '{unknown[0]}'; known: {numbers}")
         return {word.casefold(): number for word, number in named.items()}
 
     def _number(self, response: str) -> int | None:
-        said = response.casefold()
-        if said.strip() in self._numbers:
-            return self._numbers[said.strip()]
-        # The longest first, so that "turn left" is not read as "left".
+        text = response.casefold()
+        if text.strip() in self._numbers:
+            return self._numbers[text.strip()]
+        # Match the longest first, so that "turn left" is not read as "left".
         words = sorted(map(re.escape, self._numbers), key=len, reverse=True)
-        found = re.findall(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)", said)
-        return self._numbers[found[-1]] if found else None
+        matches = re.findall(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)", text)
+        return self._numbers[matches[-1]] if matches else None

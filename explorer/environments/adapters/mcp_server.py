@@ -1,4 +1,4 @@
-"""The tools of an MCP server, which each attempt starts as a program and asks over its standard pipes."""
+"""The tools of an MCP server, which each attempt starts as a program and uses over its standard streams."""
 
 import asyncio
 import json
@@ -11,20 +11,20 @@ from contextlib import suppress
 from typing import Any
 
 import trinity_db
+from trinity_db.explorer.attempt.tools import Tool
 from trinity_db.explorer.environments.environment import NotStarted
-from trinity_db.explorer.tools import Tool
 
-PROTOCOL = "2025-06-18"  # the server may answer with another version that it speaks
-LINE_BYTES = 2**26  # of an answer
-UNKNOWN_METHOD = -32601  # of JSON-RPC
+PROTOCOL = "2025-06-18"  # the server may respond with another version that it supports
+LINE_BYTES = 2**26  # maximum size of a response
+UNKNOWN_METHOD = -32601  # JSON-RPC error code
 
 
 class MCPServer:
-    """The tools of a server. It gives no rewards; reward functions judge, or a subclass with `get_reward`.
+    """The tools of a server. It reports no rewards: use reward functions, or a subclass with `get_reward`.
 
     Args:
-        command: what starts the server: a line as in a shell, or a program and its arguments.
-        env: environment variables of the server, beside those of the explorer.
+        command: starts the server: a command line, or a program and its arguments.
+        env: environment variables of the server, in addition to those of the explorer.
     """
 
     def __init__(self, *, command: str | Sequence[str], env: Mapping[str, str] | None = None) -> None:
@@ -37,7 +37,7 @@ class MCPServer:
         """Start the server.
 
         Raises:
-            NotStarted: there is no such program, or it does not speak the protocol.
+            NotStarted: if the program does not exist, or does not speak the protocol.
         """
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -59,22 +59,22 @@ class MCPServer:
         await self._write({"method": "notifications/initialized"})
 
     async def list_tools(self) -> dict[str, Tool]:
-        """What the server offers, by name."""
+        """Return the server's tools, by name."""
         listed: list[Mapping[str, Any]] = []
-        came = await self._ask("tools/list")
-        listed += came["tools"]
-        while came.get("nextCursor"):
-            came = await self._ask("tools/list", cursor=came["nextCursor"])
-            listed += came["tools"]
+        page = await self._ask("tools/list")
+        listed += page["tools"]
+        while page.get("nextCursor"):
+            page = await self._ask("tools/list", cursor=page["nextCursor"])
+            listed += page["tools"]
         return {
-            one["name"]: Tool(
-                one["name"], self._called(one["name"]), one.get("description") or "", one["inputSchema"]
+            tool["name"]: Tool(
+                tool["name"], self._called(tool["name"]), tool.get("description") or "", tool["inputSchema"]
             )
-            for one in listed
+            for tool in listed
         }
 
     async def close(self) -> None:
-        """End the server, and what it started."""
+        """Kill the server and its child processes."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -84,30 +84,30 @@ class MCPServer:
     def _called(self, name: str) -> Callable[..., Any]:
         async def call(**arguments: Any) -> str:
             try:
-                came = await self._ask("tools/call", name=name, arguments=arguments)
-            except _Refused as error:  # such as missing arguments: the model reads it
+                result = await self._ask("tools/call", name=name, arguments=arguments)
+            except _Refused as error:  # such as missing arguments; returned to the model
                 return f"Error: {error}"
-            said = "\n".join(one.get("text") or f"[{one['type']}]" for one in came.get("content") or ())
-            return f"Error: {said}" if came.get("isError") else said
+            text = "\n".join(part.get("text") or f"[{part['type']}]" for part in result.get("content") or ())
+            return f"Error: {text}" if result.get("isError") else text
 
         return call
 
-    async def _ask(self, method: str, **given: Any) -> Any:
-        """The server's result.
+    async def _ask(self, method: str, **parameters: Any) -> Any:
+        """Send a request and return the server's result.
 
         Raises:
-            _Refused: it says that it cannot.
-            ConnectionError: it has ended.
+            _Refused: if the server returns an error.
+            ConnectionError: if it has exited.
         """
         self._asked += 1
-        await self._write({"id": self._asked, "method": method, "params": given})
+        await self._write({"id": self._asked, "method": method, "params": parameters})
         while True:
             message = await self._read()
             if "method" in message:
-                if "id" in message:  # the server asks for what a client may offer, and this one does not
+                if "id" in message:  # the server requests an optional client feature, which we lack
                     refused = {"code": UNKNOWN_METHOD, "message": "not offered"}
                     await self._write({"id": message["id"], "error": refused})
-            elif message.get("id") == self._asked:  # not the answer to a call that took too long
+            elif message.get("id") == self._asked:  # skip late responses to calls that timed out
                 if "error" in message:
                     raise _Refused(message["error"].get("message", "unknown error"))
                 return message["result"]
@@ -123,7 +123,7 @@ class MCPServer:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line.endswith(b"\n"):
-            raise ConnectionError(f"the server ended with status {await self._process.wait()}")
+            raise ConnectionError(f"the server exited with status {await self._process.wait()}")
         try:
             message = json.loads(line)
         except ValueError:
@@ -136,4 +136,4 @@ class MCPServer:
 
 
 class _Refused(RuntimeError):
-    """The server cannot do what it is asked for."""
+    """The server returned an error."""

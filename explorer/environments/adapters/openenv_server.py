@@ -1,4 +1,4 @@
-"""Environments behind OpenEnv's WebSocket protocol, asked by a client of our own."""
+"""Environments behind OpenEnv's WebSocket protocol, with a client of this project."""
 
 import json
 from collections.abc import Mapping
@@ -13,19 +13,19 @@ NO_SESSION = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
 
 
 class _Unusable(Exception):
-    """The policy wrote no action that the server takes."""
+    """The policy's action is not valid for the server."""
 
 
 class OpenEnv:
-    """A session at an OpenEnv server, as a text environment. Each attempt has one.
+    """A session on an OpenEnv server, as a text environment. Each attempt has its own session.
 
     Args:
-        url: of the server, as http://localhost:8000.
-        action: the field of the action that the policy's text goes to. None: the policy writes the whole
-            action as JSON.
-        observation: the field of the observation that the policy reads. None: all of it, as JSON.
-        fields: further fields of each action.
-        penalty: what a response costs that should be an action as JSON and is none.
+        url: the server's URL, such as http://localhost:8000.
+        action: field of the action that receives the policy's text. None: the policy writes the whole action
+            as JSON.
+        observation: field of the observation that is shown to the policy. None: all of it, as JSON.
+        fields: additional fields of each action.
+        penalty: cost of a response that is not a valid JSON action.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class OpenEnv:
         self._socket: Any = None
 
     async def reset(self, *, seed: int, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """Begin a session; the server gets the task's columns beside the seed, and takes those that it knows.
+        """Start a session. The server gets the seed and the task's columns, and uses the supported ones.
 
         Raises:
-            NotStarted: no server answers, or it has no room for a session.
+            NotStarted: if no server responds, or it has no free session.
         """
         import aiohttp
 
@@ -58,20 +58,20 @@ class OpenEnv:
             self._socket = await self._session.ws_connect(f"{self._url}/ws", max_msg_size=0)
         except aiohttp.ClientError as error:
             raise NotStarted(f"{self._url}: {error}") from error
-        given = {key: value for key, value in options.items() if key not in PROMPT_COLUMNS}
-        came = await self._ask("reset", given | {"seed": seed})
-        return self._text(came), {}
+        columns = {key: value for key, value in options.items() if key not in PROMPT_COLUMNS}
+        reply = await self._ask("reset", columns | {"seed": seed})
+        return self._text(reply), {}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
-        """Act. What is wrong with an action that the policy wrote as JSON is told to it."""
+        """Act. Errors of an action that the policy wrote as JSON are shown to it."""
         try:
-            came = await self._ask("step", {**self._fields, **self._fields_of(action)})
+            reply = await self._ask("step", {**self._fields, **self._fields_of(action)})
         except _Unusable as problem:
             return str(problem), 0.0 - self._penalty, False, False, {}
-        return self._text(came), float(came.get("reward") or 0.0), bool(came.get("done")), False, {}
+        return self._text(reply), float(reply.get("reward") or 0.0), bool(reply.get("done")), False, {}
 
     async def close(self) -> None:
-        """End the session."""
+        """Close the session."""
         if self._socket is not None and not self._socket.closed:
             await self._socket.send_json({"type": "close"})
             await self._socket.close()
@@ -84,38 +84,40 @@ class OpenEnv:
         try:
             fields = json.loads(action)
         except ValueError as error:
-            raise _Unusable(f"The action is no JSON: {error}") from None
+            raise _Unusable(f"The action is not valid JSON: {error}") from None
         if not isinstance(fields, dict):
-            raise _Unusable("The action is no JSON object.")
+            raise _Unusable("The action is not a JSON object.")
         return fields
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The server's answer.
+        """Send a request and return the server's response.
 
         Raises:
-            NotStarted: it has no room for a session, or cannot begin one.
-            ConnectionError: it has gone.
-            RuntimeError: its environment failed.
+            NotStarted: if it has no free session, or cannot start one.
+            ConnectionError: if it closed the session.
+            RuntimeError: if its environment failed.
         """
         import aiohttp
 
         await self._socket.send_json({"type": kind, "data": data})
         message = await self._socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
-            raise ConnectionError(f"{self._url}: the server ended the session")
+            raise ConnectionError(f"{self._url}: the server closed the session")
         answer = json.loads(message.data)
-        said: Mapping[str, Any] = answer["data"]
+        content: Mapping[str, Any] = answer["data"]
         if answer["type"] != "error":
-            return said
-        if said.get("code") in NO_SESSION:
-            raise NotStarted(f"{self._url}: {said.get('message')}")
-        if said.get("code") == "VALIDATION_ERROR" and kind == "step" and self._action is None:
-            raise _Unusable(f"The action is refused: {_reasons(said)}")
-        raise RuntimeError(f"{self._url}: {said.get('code')}: {_reasons(said)}")
+            return content
+        if content.get("code") in NO_SESSION:
+            raise NotStarted(f"{self._url}: {content.get('message')}")
+        if content.get("code") == "VALIDATION_ERROR" and kind == "step" and self._action is None:
+            raise _Unusable(f"The action was rejected: {_reasons(content)}")
+        raise RuntimeError(f"{self._url}: {content.get('code')}: {_reasons(content)}")
 
-    def _text(self, came: Mapping[str, Any]) -> str:
-        # Newer servers name `metadata` in each observation, mostly with nothing in it.
-        observation = {name: one for name, one in came["observation"].items() if one or name != "metadata"}
+    def _text(self, reply: Mapping[str, Any]) -> str:
+        # Newer servers include `metadata` in each observation, mostly empty.
+        observation = {
+            name: value for name, value in reply["observation"].items() if value or name != "metadata"
+        }
         if self._shown is None:
             return json.dumps(observation, ensure_ascii=False)
         if self._shown not in observation:
@@ -125,9 +127,10 @@ class OpenEnv:
         return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
 
 
-def _reasons(said: Mapping[str, Any]) -> str:
-    """What a server says is wrong, with the fields that it names."""
+def _reasons(error: Mapping[str, Any]) -> str:
+    """Return a server's error message, with the fields that it names."""
     named = [
-        f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg')}" for one in said.get("errors") or ()
+        f"{'.'.join(map(str, field.get('loc', ())))}: {field.get('msg')}"
+        for field in error.get("errors") or ()
     ]
-    return "; ".join(named) or str(said.get("message"))
+    return "; ".join(named) or str(error.get("message"))

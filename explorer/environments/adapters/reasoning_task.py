@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym, made from their seeds and scored by the package."""
+"""Tasks of reasoning-gym, generated from seeds and scored by the package."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,15 +7,15 @@ from typing import Any
 class ReasoningTask:
     """One question, as a text environment that ends with the first response.
 
-    A task's question is entry `index` (0, if it has none) of the data set with the task's seed. The columns
-    `dataset` and `config` of a task take the place of the options of these names.
+    A task's question is entry `index` (default 0) of the data set with the task's seed. The columns `dataset`
+    and `config` of a task override the options of these names.
 
     Args:
         dataset: its name in reasoning-gym.
-        config: of the data set, as `reasoning_gym.create_dataset` takes it.
-        tag: the answer is what stands last between <tag> and </tag>; a response without it earns nothing.
-            None: the whole response is the answer.
-        instructions: what follows the question. None: a sentence that asks for the tag.
+        config: options of the data set for `reasoning_gym.create_dataset`.
+        tag: the answer is the last text between <tag> and </tag>; a response without it gets no reward. None:
+            the whole response is the answer.
+        instructions: text appended to the question. None: a sentence that asks for the tag.
     """
 
     def __init__(
@@ -26,20 +26,20 @@ class ReasoningTask:
         tag: str | None = "answer",
         instructions: str | None = None,
     ) -> None:
-        # While the attempt starts, since it takes seconds: the package imports all of its data sets.
+        # Imported when the attempt starts, since it takes seconds: the package imports all of its data sets.
         from reasoning_gym import create_dataset
 
         self._create = create_dataset
         self._dataset = dataset
         self._config = dict(config or {})
         self._tag = tag
-        asked = f"\nGive the final answer between <{tag}> and </{tag}>." if tag else ""
-        self._instructions = asked if instructions is None else instructions
+        request = f"\nGive the final answer between <{tag}> and </{tag}>." if tag else ""
+        self._instructions = request if instructions is None else instructions
         self._tasks: Any = None
         self._entry: Mapping[str, Any] = {}
 
     def reset(self, *, seed: int, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """Make the question."""
+        """Generate the question."""
         name = options.get("dataset") or self._dataset
         if name is None:
             raise ValueError("the task has no column 'dataset', and the environment no option of that name")
@@ -62,9 +62,9 @@ class ReasoningTask:
 
 
 def last_tagged(text: str, tag: str) -> str | None:
-    """The last text between an opening and the next closing tag, such as <answer>7</answer>, or None."""
-    opening, closing, found, at = f"<{tag}>", f"</{tag}>", None, 0
-    # Not by a pattern: without a closing tag it would look through the rest of the text for each opening one.
+    """Return the last text between an opening and its closing tag, such as <answer>7</answer>, or None."""
+    opening, closing, content, at = f"<{tag}>", f"</{tag}>", None, 0
+    # Not a regex: without a closing tag it would scan the rest of the text for each opening tag.
     while (begin := text.find(opening, at)) >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
-        found, at = text[begin + len(opening) : end], end + len(closing)
-    return None if found is None else found.strip()
+        content, at = text[begin + len(opening) : end], end + len(closing)
+    return None if content is None else content.strip()

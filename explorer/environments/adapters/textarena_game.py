@@ -1,19 +1,18 @@
-"""Games of TextArena for one player."""
+"""Single-player games of TextArena."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 class Game:
-    """A game, as a text environment. What the policy writes is its move; the last one earns the reward.
+    """A game, as a text environment. Each response is a move; the last one gets the reward.
 
-    TextArena draws its chances from the process's own random numbers, so that a process plays one game at
-    a time.
+    TextArena uses the process's global random generator, so a process plays one game at a time.
 
     Args:
-        id: as `textarena.make` takes it.
-        whole: whether each observation repeats the game so far, for rollout steps that read it alone.
-        options: of the game, as `textarena.make` takes them.
+        id: as for `textarena.make`.
+        whole: whether each observation repeats the game so far, for rollout steps without history.
+        options: options of the game for `textarena.make`.
     """
 
     def __init__(self, *, id: str, whole: bool = False, options: Mapping[str, Any] | None = None) -> None:
@@ -24,7 +23,7 @@ class Game:
         self._seen = ""
 
     def reset(self, *, seed: int, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """Begin; nothing of the task but its seed is read."""
+        """Start a game. Only the seed of the task is used."""
         self._game.reset(num_players=1, seed=seed)
         return self._observation(), {}
 
@@ -37,7 +36,7 @@ class Game:
         return "", float(rewards[0]), True, False, dict(about.get(0, {}))
 
     def _observation(self) -> str:
-        """What is new since the last one, or all of it."""
+        """Return the text since the last observation, or all of it."""
         _, text = self._game.get_observation()
         new: str = text.removeprefix(self._seen)
         self._seen = text

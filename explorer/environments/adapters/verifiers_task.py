@@ -1,25 +1,26 @@
-"""Tasks of verifiers v1: its harness plays, and asks the policy by its recording endpoint."""
+"""Tasks of verifiers v1: its harness runs the attempt, and queries the policy over the recording endpoint."""
 
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-KEY_VARIABLE = "TRINITY_DB_ATTEMPT_KEY"  # verifiers reads a key from a variable; a process has one attempt
+KEY_VARIABLE = "TRINITY_DB_ATTEMPT_KEY"  # verifiers reads keys from variables; a process has one attempt
 
 
 class VerifiersTask:
-    """A task of a taskset, played by one agent on this machine. Its rewards keep their names.
+    """A task of a taskset, attempted by one agent on this machine. Its rewards keep their names.
 
     Args:
-        taskset: its id: the module that exports it; or several, and each task's column `taskset` names one.
-        config: of the taskset.
-        harness: the id of the program that plays; null is a plain conversation with tools.
+        taskset: id of the taskset: the module that exports it; or several, selected by each task's column
+            `taskset`.
+        config: options of the taskset.
+        harness: id of the program that runs the attempt; null is a plain conversation with tools.
     """
 
     def __init__(
         self, *, taskset: str | Sequence[str], config: Mapping[str, Any] | None = None, harness: str = "null"
     ) -> None:
-        # While the attempt starts, since it takes seconds.
+        # Imported when the attempt starts, since it takes seconds.
         from verifiers.v1.envs.single_agent import SingleAgentEnv, SingleAgentEnvConfig
 
         self._make = SingleAgentEnv
@@ -29,11 +30,11 @@ class VerifiersTask:
         self._agent = {"harness": {"id": harness}, "runtime": {"type": "subprocess"}}
 
     async def attempt(self, *, task: Mapping[str, Any], url: str, key: str) -> Mapping[str, float]:
-        """Play the task's entry `index` (0, if it has none) of the taskset.
+        """Attempt the task's entry `index` (default 0) of the taskset.
 
         Raises:
-            ValueError: the task names a module that the configuration does not name.
-            RuntimeError: with the errors that verifiers has on record.
+            ValueError: if the task names a module that the configuration does not list.
+            RuntimeError: with the errors recorded by verifiers.
         """
         from verifiers.v1.clients import ModelContext
         from verifiers.v1.configs.client import EvalClientConfig
@@ -45,19 +46,21 @@ class VerifiersTask:
         client = EvalClientConfig(base_url=f"{url}/v1", api_key_var=KEY_VARIABLE)
         async with environment.serving():
             episode = await environment.run_episode(row, ModelContext("policy", client))
-        if not episode.ok:  # errors are data there; a failure must not count as a reward of 0
+        if not episode.ok:  # verifiers records errors as data; a failure must not count as a reward of 0
             errors = [error for trace in episode.traces for error in trace.errors]
-            raise RuntimeError("; ".join(f"{one.type}: {one.message}" for one in errors) or "no episode")
+            raise RuntimeError(
+                "; ".join(f"{error.type}: {error.message}" for error in errors) or "no episode"
+            )
         [trace] = episode.traces
         return {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
 
     def _named(self, column: Any) -> str:
-        """The module of a task. Tasks are data: they choose among modules that the configuration names."""
+        """Return the module of a task. Tasks are data, so they may only select configured modules."""
         if column is None and len(self._tasksets) == 1:
             return self._tasksets[0]
         if column not in self._tasksets:
             raise ValueError(
-                f"the task's column 'taskset' is {column!r:.100}, which the option taskset of the "
-                "environment does not name"
+                f"the task's column 'taskset' is {column!r:.100}, which the environment's option taskset "
+                "does not list"
             )
         return str(column)

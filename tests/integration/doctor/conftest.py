@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import CommandLine
-from tests.complaints import Examine, Findings
-from tests.postgres import cluster_18, discard, execute, new_database, on_database
-from trinity_db import opening
+from tests.support.command_line import CommandLine
+from tests.support.complaints import Examine, Findings
+from tests.support.postgres import cluster_18, discard, execute, new_database, on_database
+from trinity_db.postgres import opening
 
 TEMPLATE = "trinity_template"
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.complaints import Examine
-from tests.rows import Scene, rollout
-from trinity_db.database import Database
-from trinity_db.diagnosis import learning
+from tests.support.complaints import Examine
+from tests.support.rows import Scene, rollout
+from trinity_db.insight.checks import learning
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import Outcome, WorkerRole
-from trinity_db.store import processing
+from trinity_db.store import processing, settings
 
 FEW, MANY = learning.FEWEST - 1, learning.FEWEST
 
@@ -195,8 +195,108 @@ def test_an_entropy_that_collapsed_is_found(scene: Scene, found: Any, last: floa
     assert ("learn entropy" in found()) == is_found
     if is_found:
         alert = found()["learn entropy"]
-        assert "fell from 1 to 0.09 nats a token by step 20" in alert["found"]
+        assert "fell from 1 to 0.09 nats per token by step 20" in alert["found"]
         assert alert["shown"] == {"metric": "entropy"}
+
+
+@pytest.mark.parametrize(
+    ("kl", "clipped", "shown"),
+    [
+        (0.11, 0.0, "approx_kl"),
+        (0.09, 0.19, None),
+        (0.02, 0.21, "clip_ratio"),
+        (0.0005, 0.21, None),  # as gspo clips on purpose
+    ],
+)
+def test_a_policy_that_moves_too_far_in_a_step_is_found(
+    scene: Scene, found: Any, kl: float, clipped: float, shown: str | None
+) -> None:
+    for step in range(1, 2 * learning.RECENT):
+        scene.record(step, {"approx_kl": 9.0, "clip_ratio": 0.9})
+    assert found() == {}, "too few steps"
+    for step in range(6, 9):
+        scene.record(step, {"approx_kl": kl, "clip_ratio": clipped, "sample/staleness_mean": 1.0})
+    alert = found().get("learn rate")
+    assert (alert and alert["shown"]["metric"]) == shown
+    if alert:
+        assert f"by {kl:.2g} nats per token, and {clipped:.0%} of the tokens are clipped" in alert["found"]
+        assert alert["remedy"] == "lower trainer.learning_rate with --change"
+
+
+def test_rows_that_are_many_versions_old_are_named_where_the_policy_is_far_from_them(
+    scene: Scene, found: Any
+) -> None:
+    for step in range(1, 7):
+        scene.record(step, {"approx_kl": 0.3, "sample/staleness_mean": 4.0})
+    assert found()["learn rate"]["remedy"].endswith("or lower max_staleness: rows are 4 versions old")
+
+
+RISES = [0.1, 0.15, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.72, 0.68, 0.7, 0.71]
+
+
+def record_rewards(scene: Scene, rewards: list[float]) -> None:
+    for step, value in enumerate(rewards, 1):
+        scene.record(step, {"reward": value})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "is_found"),
+    [
+        ([*RISES, 0.3, 0.2, 0.15, 0.1, 0.1], True),
+        ([*RISES, 0.6, 0.6, 0.55, 0.6, 0.58], False),  # it has lost less than half of the rise
+        (RISES, False),
+        ([0.6, 0.62, 0.6, 0.58, 0.6, 0.5, 0.3, 0.1, 0.05, 0.0, 0.0, 0.0], True),  # it never rose
+        ([0.1, 0.9] * 10 + [0.3] * 5, False),  # the differences between steps are as large
+        ([1.0] * 120 + [0.9], False),  # a solved run misses once
+        (RISES[:5] + [0.0] * 4, False),  # too few steps
+    ],
+)
+def test_a_reward_that_fell_is_found(scene: Scene, found: Any, rewards: list[float], is_found: bool) -> None:
+    set_config(scene, {"taskset": "tasks"})
+    record_rewards(scene, rewards)
+    assert set(found()) == ({"learn fall"} if is_found else set())
+
+
+def test_a_fall_names_the_best_steps_and_ends_with_a_change_of_settings(scene: Scene, found: Any) -> None:
+    set_config(scene, {"taskset": "tasks"})
+    record_rewards(scene, [*RISES, 0.3, 0.2, 0.15, 0.1, 0.1])
+    alert = found()["learn fall"]
+    assert "the mean reward of 5 steps fell from 0.702 at step 15 to 0.17 at step 20" in alert["found"]
+    assert alert["shown"] == {"metric": "reward"}
+    set_config(scene, {"taskset": "tasks", "explorer": {"tasks": {"name": "difficulty"}}})
+    assert found() == {}
+    set_config(scene, {"taskset": "tasks", "explorer": {"tasks": {"name": "sequential"}}})
+    assert set(found()) == {"learn fall"}
+    with scene.database.transaction() as tx:
+        settings.change(tx, scene.run, {"taskset": "tasks", "processors": {}}, "groups")
+    assert found() == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "kl", "remedy"),
+    [
+        (0.1, 0.56, 0.0, "if the responses make sense, raise explorer.max_new_tokens"),
+        (0.6, 1.0, 0.2, "lower trainer.learning_rate"),
+        (0.1, 0.54, 0.0, None),
+        (0.0, 0.49, 0.0, None),
+        (0.6, 0.7, 0.0, None),  # it began with a limit that is short for the task
+        (1.0, 1.0, 0.0, None),  # responses of one length
+    ],
+)
+def test_responses_that_run_to_the_limit_are_found(
+    scene: Scene, found: Any, first: float, last: float, kl: float, remedy: str | None
+) -> None:
+    for step in range(1, 2 * learning.RECENT + 1):
+        cut = first if step <= learning.RECENT else last
+        scene.record(step, {"completions/clipped_ratio": cut, "approx_kl": kl})
+    alert = found().get("learn length")
+    assert (alert is None) == (remedy is None)
+    if alert and remedy:
+        assert (
+            f"{last:.0%} of the responses are cut at the maximum length, in the last 3 steps to 6"
+            in alert["found"]
+        )
+        assert alert["remedy"].startswith(remedy)
 
 
 @pytest.mark.parametrize(("share", "is_found"), [(0.051, True), (0.049, False)])
@@ -245,7 +345,7 @@ def test_runs_that_are_over_are_told_only_when_they_are_asked_for(scene: Scene, 
 
 
 def drop(scene: Scene, ids: list[int], reason: str) -> None:
-    verdicts = [processing.Verdict(id, 1, Outcome.DROPPED, reason, {}) for id in ids]
+    verdicts = [processing.StepVerdict(id, 1, Outcome.DROPPED, reason, {}) for id in ids]
     with scene.database.transaction() as tx:
         processing.finish(tx, processing.CLEAN, scene.run.id, scene.processor, verdicts, max_attempts=3)
 

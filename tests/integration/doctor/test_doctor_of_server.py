@@ -10,14 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.command_line import CommandLine
-from tests.complaints import Examine, one, session
-from tests.postgres import cluster_18, discard, execute, new_home, on_database, start
-from tests.rows import WAIT_SECONDS
-from trinity_db import embedded, opening, upgrades
-from trinity_db.database import connect
-from trinity_db.diagnosis import horizon, installation, server
+from tests.support.command_line import CommandLine
+from tests.support.complaints import Examine, one, session
+from tests.support.postgres import cluster_18, discard, execute, new_home, on_database, start
+from tests.support.rows import WAIT_SECONDS
 from trinity_db.errors import TrinityError
+from trinity_db.insight.checks import horizon, installation, server
+from trinity_db.postgres import embedded, opening, upgrades
+from trinity_db.postgres.connection import connect
 
 
 def test_a_healthy_store_gives_no_cause_for_complaint(url: str, examine: Examine) -> None:
@@ -33,7 +33,7 @@ def test_people_read_one_line_a_finding(
     assert done.code == 1
     lines = [line.split(maxsplit=3) for line in done.stdout.splitlines() if line]
     assert {line[0] for line in lines} == {"ok", "fail"}
-    assert ["fail", "schema", "views", "not there: lease_view; remedy: trinity-db db upgrade"] in lines
+    assert ["fail", "schema", "views", "missing: lease_view; remedy: trinity-db db upgrade"] in lines
     assert ["ok", "work", "archive", "no run has archived rows"] in lines
 
 
@@ -66,8 +66,8 @@ def test_a_log_that_is_handed_over_to_no_place_is_found() -> None:
         with closing(connect(cluster.url("postgres"))) as connection:
             [finding] = server.log(connection)
             assert finding.level == "fail"
-            assert "to no place" in finding.found
-            assert "archive_mode = off and start the server again" in str(finding.remedy)
+            assert "without archive_command" in finding.found
+            assert "archive_mode = off and restart the server" in str(finding.remedy)
         execute(cluster.url("postgres"), "ALTER SYSTEM SET archive_mode = off")
         cluster.stop()
         cluster.ensure_running()
@@ -123,7 +123,7 @@ def test_a_session_idle_in_a_transaction_is_named_and_its_remedy_ends_it(
         finding = one(examine(url), "horizon session")
         assert f"pid {idler.info.backend_pid} (postgres, a-person)" in finding["found"]
         assert "idle in transaction" in finding["found"]
-        assert "pins the rows" in finding["found"]
+        assert "prevents the removal of dead rows" in finding["found"]
         execute(url, finding["remedy"].partition(";")[0])
         assert examine(url) == []
 

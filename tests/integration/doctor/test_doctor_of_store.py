@@ -7,13 +7,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.command_line import CommandLine
-from tests.complaints import Examine, one, session
-from tests.postgres import execute
-from tests.rows import Scene, claim_rows, finish_rows
-from tests.waiting import wait_until
-from trinity_db.database import Database
-from trinity_db.diagnosis import tables, work
+from tests.support.command_line import CommandLine
+from tests.support.complaints import Examine, one, session
+from tests.support.postgres import execute
+from tests.support.rows import Scene, claim_rows, finish_rows
+from tests.support.waiting import wait_until
+from trinity_db import schema
+from trinity_db.insight.checks import tables, work
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import Outcome
 from trinity_db.store import processing
 
@@ -30,7 +31,7 @@ def test_dead_rows_and_a_table_that_is_never_vacuumed_are_found(url: str, examin
     execute(url, "DELETE FROM trinity.metric")
     switched_off, dead = examine(url)
     assert switched_off["remedy"] == "ALTER TABLE trinity.metric RESET (autovacuum_enabled)"
-    assert f"metric has {ROWS} dead rows beside 0 live ones; last vacuum: never" in dead["found"]
+    assert f"metric has {ROWS} dead rows and 0 live ones; last vacuum: never" in dead["found"]
     execute(url, "VACUUM trinity.metric")
     execute(url, switched_off["remedy"])
     assert examine(url) == []
@@ -121,14 +122,17 @@ def test_the_remedy_of_a_missing_index_makes_it(url: str, examine: Examine) -> N
 
 def test_a_missing_table_is_found(url: str, examine: Examine) -> None:
     execute(url, "DROP TABLE trinity.sweep")
-    assert "not there: sweep" in {finding["found"] for finding in examine(url)}
+    assert "missing: sweep" in {finding["found"] for finding in examine(url)}
 
 
 @pytest.mark.parametrize(
     ("statement", "remedy"),
     [
-        ("UPDATE trinity.alembic_version SET version_num = '9999'", "pip install --upgrade trinity-db"),
-        ("UPDATE trinity.alembic_version SET version_num = '0001'", "trinity-db db upgrade"),
+        ("UPDATE trinity.schema_version SET version_num = '9999'", "pip install --upgrade trinity-db"),
+        (
+            "ALTER TABLE trinity.schema_version RENAME TO alembic_version",
+            "trinity-db export, by an older trinity-db",
+        ),
         ("DROP SCHEMA trinity CASCADE", "trinity-db db init"),
     ],
 )
@@ -138,9 +142,15 @@ def test_a_schema_that_does_not_fit_is_found(url: str, examine: Examine, stateme
     assert (finding["level"], finding["remedy"]) == ("fail", remedy)
 
 
+def test_an_older_schema_is_found(url: str, examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "HEAD", "0999")
+    finding = one(examine(url), "schema version")
+    assert (finding["level"], finding["remedy"]) == ("fail", "trinity-db db upgrade")
+
+
 def test_an_upgrade_that_is_under_way_is_named(url: str, examine: Examine) -> None:
     with session(url) as upgrading:
-        upgrading.execute("LOCK TABLE trinity.alembic_version IN ACCESS EXCLUSIVE MODE")
+        upgrading.execute("LOCK TABLE trinity.schema_version IN ACCESS EXCLUSIVE MODE")
         finding = one(examine(url)[-1:], "schema version")
     assert finding["level"] == "warn"
     assert "is being upgraded" in finding["found"]
@@ -149,7 +159,7 @@ def test_an_upgrade_that_is_under_way_is_named(url: str, examine: Examine) -> No
 def test_a_locked_table_does_not_keep_the_doctor_waiting(
     url: str, examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trinity_db.diagnosis import doctor
+    from trinity_db.insight.checks import doctor
 
     monkeypatch.setattr(doctor, "LOCK_SECONDS", 0.05)
     with session(url) as locker:
@@ -164,7 +174,7 @@ def test_what_roles_left_behind_is_found(url: str, examine: Examine, tmp_path: P
         scene = Scene.open(store)
         scene.explore(1)
         failed, held = claim_rows(scene)
-        verdict = processing.Verdict(failed, 1, Outcome.FAILED, "error", {"error": "no such function"})
+        verdict = processing.StepVerdict(failed, 1, Outcome.FAILED, "error", {"error": "no such function"})
         finish_rows(scene, [verdict], max_attempts=1)
         assert examine(url)[0]["found"] == "run 'run': 1 rows were given up (clean_failed)"
         execute(url, "UPDATE trinity.worker SET heartbeat_at = now() - interval '31 s'")

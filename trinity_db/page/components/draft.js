@@ -1,6 +1,6 @@
-// A file, and buttons that do something with it, once the server listens. `actions` are [name, word, whether it is the
-// main one]. If `form` names a form, its fields write the file, until a person changes the file by hand: then the form is
-// locked, so that the file alone counts.
+// A file, and buttons that act on it, once the server listens. `actions` are [name, label, whether it is the main one].
+// If `form` selects a form, its fields write the file, until a person edits the file by hand: then the form is locked,
+// so that only the file counts.
 export default {
   props: { text: String, longest: Number, listens: Boolean, busy: Boolean, actions: Array, form: String },
   data: () => ({ wanted: null, isChanged: false }),
@@ -18,7 +18,7 @@ export default {
   watch: {
     listens() {
       if (this.wanted) this.act(this.wanted);
-      else if (this.fields) this.filled(); // what was typed before
+      else if (this.fields) this.filled(); // typed before the server listened
     },
     text() {
       if (!this.isChanged) this.$refs.text.value = this.text;
@@ -55,8 +55,8 @@ export default {
     const button = ([name, word, isMain]) =>
       h("button", { type: "button", class: isMain ? "main" : "", "aria-disabled": this.busy, onClick: () => this.act(name) }, word);
     const changed = h("p", { class: "more", role: "status" }, [
-      "You changed the file by hand: it counts, and the form above is locked.",
-      h("button", { type: "button", onClick: this.discard }, "Discard the changes of the file"),
+      "You edited the file by hand: the file counts, and the form above is locked.",
+      h("button", { type: "button", onClick: this.discard }, "Discard the edits"),
     ]);
     return h("div", { class: "editor" }, [
       h("label", ["File", h("textarea", field)]),

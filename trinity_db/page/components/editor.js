@@ -1,5 +1,5 @@
-// A field for a statement. Ctrl-Enter and the button run it, once the server listens; `mark` is [first, end], the
-// characters that are wrong.
+// A text field for a statement. Ctrl-Enter and the button run it, once the server listens; `mark` is [first, end], the
+// range of characters that are wrong.
 export default {
   props: { text: String, longest: Number, listens: Boolean, runs: Boolean, mark: Array },
   data: () => ({ isWanted: false }),
@@ -37,7 +37,7 @@ export default {
       h("div", { class: "more" }, [
         h("button", { type: "button", class: "main", onClick: this.run }, "Run"),
         this.runs ? cancel : null,
-        h("span", "Ctrl-Enter runs it as well."),
+        h("span", "Or press Ctrl-Enter."),
       ]),
     ]);
   },

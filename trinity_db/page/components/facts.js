@@ -1,4 +1,4 @@
-// Names and what is said of them; each line of a text is a line.
+// Names with their values; line breaks in a text are kept.
 export default {
   props: { items: Array },
   render() {

@@ -1,6 +1,6 @@
-// Keys that the page takes, anywhere on it, and buttons for them. One key is taken in a turn, and none in the first moments of
-// it: a key that is pressed twice, or held, judges nothing that was not seen.
-const MOMENT = 300; // milliseconds; no person reads a text in less
+// Keys that the page accepts anywhere, and buttons for them. A turn accepts one key, and none in its first moments, so
+// that a key pressed twice, or held, cannot judge an item that the person has not seen.
+const MOMENT = 300; // milliseconds; nobody reads a text faster
 
 export default {
   props: { keys: Array, turn: Number, shown: Number, warning: String },
@@ -14,7 +14,7 @@ export default {
       else if (this.keys.some((one) => one.key === key)) this.take(key);
     };
     this.leave = () => this.$emit("leave");
-    this.back = (event) => event.persisted && location.reload(); // its claims were given back
+    this.back = (event) => event.persisted && location.reload(); // the claims of this page were given back
     document.addEventListener("keydown", this.press);
     window.addEventListener("pagehide", this.leave);
     window.addEventListener("pageshow", this.back);
@@ -32,7 +32,7 @@ export default {
     },
     shown() {
       const place = document.querySelector(".claim");
-      if (place && place.getBoundingClientRect().top < 0) place.scrollIntoView(); // the end of the last one was read
+      if (place && place.getBoundingClientRect().top < 0) place.scrollIntoView(); // it was scrolled down
     },
   },
   methods: {
@@ -53,7 +53,7 @@ export default {
       h("button", {
         type: "button", class: one.is_main ? "main" : "", "aria-disabled": !this.takes, "aria-keyshortcuts": one.key,
         title: one.help, onClick: () => this.take(one.key),
-        onKeydown: (event) => event.repeat && event.preventDefault(), // Enter that is held clicks again and again
+        onKeydown: (event) => event.repeat && event.preventDefault(), // holding Enter would click repeatedly
       }, [h("kbd", one.key), " " + one.word]);
     const help = h("button", { type: "button", class: "quiet", "aria-expanded": this.helps, "aria-keyshortcuts": "?",
       onClick: () => (this.helps = !this.helps) }, [h("kbd", "?"), " help"]);

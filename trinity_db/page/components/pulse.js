@@ -1,4 +1,4 @@
-// Asks for news while a person can see the page, and at once when the person comes back to it.
+// Emits a beat periodically while the page is visible, and at once when it becomes visible again.
 export default {
   props: { seconds: Number },
   mounted() {

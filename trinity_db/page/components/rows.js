@@ -1,5 +1,5 @@
-// A table. A cell is {text, href, kind, hint, ticks}, or its text alone; each text becomes a text node. On narrow
-// screens a row is a card.
+// A table. A cell is {text, href, kind, hint, ticks}, or a plain text; each text becomes a text node. On narrow screens
+// a row is a card.
 export default {
   props: { caption: String, columns: Array, rows: Array, empty: String },
   render() {

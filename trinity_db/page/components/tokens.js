@@ -1,7 +1,7 @@
-// Tokens of a sequence. An item is [text, first, last, id, logprob, version, trained]; id, logprob and version are null in
-// a masked stretch, whose first and last are the positions that it covers. The chosen item has its numbers below: touch
-// and keys choose, as neither can point.
-const NATS = 5; // from here on a colour is as strong as it gets
+// Tokens of a sequence. An item is [text, first, last, id, logprob, version, trained]; id, logprob and version are null
+// in a masked stretch, which covers the positions first to last. The numbers of the selected item are shown below, for
+// people who use touch or keys and cannot hover.
+const NATS = 5; // log-probability at which the colour is strongest
 
 const numbers = ([, first, last, id, logprob, version, trained]) => {
   const at = first === last ? "position " + first : "positions " + first + " to " + last;
@@ -34,7 +34,7 @@ export default {
     this.items.forEach((item, place) => {
       const [text, , , , logprob, version, trained] = item;
       if (trained && version !== null && version !== before) {
-        children.push(h("b", { class: "version", title: "from here on policy version " + version }, "v" + version));
+        children.push(h("b", { class: "version", title: "sampled by policy version " + version }, "v" + version));
         before = version;
       }
       const kind = (trained ? "token" : "masked") + (place === this.chosen ? " chosen" : "");

@@ -1,1 +1,1 @@
-"""This folder is on the path of vLLM's processes, which may have another Python and none of our packages."""
+"""Import path of vLLM's processes, which may have another Python version and none of our packages."""

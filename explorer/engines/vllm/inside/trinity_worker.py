@@ -1,4 +1,4 @@
-"""What vLLM's workers can do besides (`--worker-extension-cls`). It imports the standard library alone."""
+"""Extension of vLLM's workers (`--worker-extension-cls`). Imports only the standard library."""
 
 import json
 from pathlib import Path
@@ -8,24 +8,24 @@ MODEL_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
-"""Data type and shape of each tensor by its name."""
+"""Data type and shape of each tensor, by name."""
 
 
 class Worker:
-    """Methods that vLLM adds to its worker. `/collective_rpc` calls them by name on all workers."""
+    """Methods added to vLLM's worker. `/collective_rpc` calls them by name on all workers."""
 
     reload_weights: Any
-    """vLLM's own, which reads a folder into the model in place."""
+    """vLLM's method, which reads a folder into the model in place."""
     get_model: Any
 
     def trinity_load(self, weights_path: str) -> dict[str, str]:
         """Load the weights in a folder.
 
-        It never raises: a worker that raises takes the server with it at the next request.
+        Never raises: an exception in a worker brings the server down at the next request.
 
         Returns:
-            {} if the weights are there; {"refused": why} if nothing was changed; {"failed": why} if a part of
-            the weights may be new. Then the server must not sample until another folder was loaded.
+            {} on success; {"refused": why} if nothing was changed; {"failed": why} if part of the weights may
+            be new. Then the server must not sample until another folder has been loaded.
         """
         try:
             tensors(Path(weights_path))
@@ -40,10 +40,10 @@ class Worker:
 
 
 def _pack_heads(model: Any) -> None:
-    """Let output embeddings that are tied to the input's take its new weights.
+    """Update output embeddings that are tied to the input embeddings.
 
-    On the CPU, vLLM multiplies by a packed copy of the weights. A reload makes it anew for each layer that
-    has weights in the files, and a tied output embedding has none there (vLLM 0.32).
+    On the CPU, vLLM multiplies by a packed copy of the weights. A reload repacks only layers that have
+    weights in the files, and a tied output embedding has none there (vLLM 0.32).
     """
     for layer in model.modules():
         if type(layer).__name__ == "ParallelLMHead" and hasattr(layer, "cpu_linear"):
@@ -51,11 +51,11 @@ def _pack_heads(model: Any) -> None:
 
 
 def tensors(folder: Path) -> Tensors:
-    """The tensors of the model in a folder, by the headers of its files: no weight is read.
+    """Return the tensors of the model in a folder from its files' headers, without reading weights.
 
     Raises:
-        OSError: a file is not there.
-        ValueError: a file is damaged or cut off.
+        OSError: if a file is missing.
+        ValueError: if a file is corrupted or truncated.
     """
     found: Tensors = {}
     for path in weight_files(folder):
@@ -64,11 +64,11 @@ def tensors(folder: Path) -> Tensors:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the model's weights. A checkpoint may have other tensors, in files beside them.
+    """Return the files with the model's weights. A checkpoint may have other tensors in other files.
 
     Raises:
-        OSError: the index cannot be read.
-        ValueError: the index is damaged, or the folder has no weights in this format.
+        OSError: if the index cannot be read.
+        ValueError: if the index is corrupted, or the folder has no weights in this format.
     """
     if (folder / INDEX_FILE).is_file():
         index = json.loads((folder / INDEX_FILE).read_bytes())
@@ -79,17 +79,17 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _header(path: Path) -> Tensors:
-    """A safetensors file begins with the header's length in 8 bytes, and the header as JSON."""
+    """Read the header of a safetensors file: its length in 8 bytes, then JSON."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
-            raise ValueError(f"{path.name} is damaged: it has no header")
+            raise ValueError(f"{path.name} is corrupted: it has no header")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if size != 8 + length + end:
-        raise ValueError(f"{path.name} is damaged: {size} bytes, not {8 + length + end}")
+        raise ValueError(f"{path.name} is corrupted: {size} bytes, not {8 + length + end}")
     return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
 
 

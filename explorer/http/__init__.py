@@ -1,0 +1,2 @@
+"""The recording endpoint: programs query the policy over HTTP, and each call is stored before it is
+answered."""

@@ -1,0 +1,1 @@
+"""The explorer's loop: claims, attempts under way, versions, evaluation, writes."""

@@ -1,0 +1,1 @@
+"""Jobs of a processor besides judging: archive, retention, priorities, synthesis, searches."""

@@ -1,0 +1,170 @@
+"""The store as a program sees it: `trinity_db.connect`."""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from trinity_db.api import rewards, run
+from trinity_db.api.conditions import Values, bind
+from trinity_db.api.importing import import_of
+from trinity_db.api.query import Query
+from trinity_db.api.run import Run
+from trinity_db.data.exporter import export_rows
+from trinity_db.data.records.records import Kind
+from trinity_db.data.rejects import Summary
+from trinity_db.errors import TrinityError
+from trinity_db.postgres import address
+from trinity_db.postgres.connection import Database
+from trinity_db.postgres.opening import open_database, open_reader
+from trinity_db.schema import queries
+from trinity_db.store.rewards import Change
+
+Names = Mapping[str, str] | None
+"""Our name → the rows' column."""
+
+
+def connect(url: str | None = None, *, read_only: bool = True, timeout: float = 10.0) -> "Store":
+    """Open the store.
+
+    Args:
+        url: address of a PostgreSQL server. None: TRINITY_DB_URL, or the embedded server of TRINITY_DB_HOME,
+            which is started if necessary.
+        read_only: refuse every method that writes.
+        timeout: seconds that a method waits for a server that does not answer.
+
+    Queries are read-only transactions. With `url` they use its login; without it the login of
+    TRINITY_DB_READ_URL, the embedded server's login that may only read, or the login of TRINITY_DB_URL.
+
+    Raises:
+        DatabaseUnavailable: if no server answers.
+        SchemaMismatch: if the store has another version; the message names the command that fixes it.
+    """
+    return Store(url, open_reader(url=url), read_only, timeout)
+
+
+class Store:
+    """An open store. It may be used by several threads, and closes at the end of a `with` block."""
+
+    def __init__(self, url: str | None, reader: Database, read_only: bool, timeout: float) -> None:
+        self._url = url
+        self._reader = reader
+        self._is_read_only = read_only
+        self._timeout = timeout
+
+    def run(self, name: str) -> Run:
+        """Return a run or data set.
+
+        Raises:
+            NotFound: with the most similar name.
+        """
+        return run.find(self._reader, name, self._timeout)
+
+    def runs(self) -> Query:
+        """Return the rows of run_view: runs and data sets with their status."""
+        return self.sql("SELECT * FROM trinity.run_view")
+
+    def tasksets(self) -> Query:
+        """Return the imported tasksets, with the number of their tasks."""
+        return self.sql(queries.query("all_tasksets"))
+
+    def sql(self, query: str, params: Values = ()) -> Query:
+        """Return a SELECT of your own as a query. Tables and views are found without their schema.
+
+        Params replace the placeholders: %s with a sequence, %(name)s with a mapping. With params, write %%
+        for a percent sign.
+        """
+        return Query(self._reader, self._timeout, bind(query, params))
+
+    def import_tasks(
+        self, rows: Any, *, name: str, mapping: Names = None, format: str | None = None
+    ) -> Summary:
+        """Import tasks into a taskset, and return how many were added, known and rejected.
+
+        Importing a row again adds nothing. Rejected rows are in `summary.rejects_path`, with the reasons.
+
+        Args:
+            rows: dictionaries; a table of pandas, polars or Arrow; or the path of a file. The columns are
+                those of `trinity-db import`.
+            name: taskset or data set. It is created if necessary.
+            mapping: our name → the rows' column: {"prompt": "question"}.
+            format: trl, verl, trinity-rft or atropos; None: detected from the first row.
+        """
+        return import_of(self._writer, rows, "tasks", name, mapping, format)
+
+    def import_preferences(
+        self, rows: Any, *, name: str, mapping: Names = None, format: str | None = None
+    ) -> Summary:
+        """Import pairs, chosen and rejected, or labelled responses, like `import_tasks`."""
+        return import_of(self._writer, rows, "preferences", name, mapping, format)
+
+    def import_demonstrations(
+        self, rows: Any, *, name: str, mapping: Names = None, format: str | None = None
+    ) -> Summary:
+        """Import responses to imitate, like `import_tasks`."""
+        return import_of(self._writer, rows, "demonstrations", name, mapping, format)
+
+    def import_trajectories(
+        self, rows: Any, *, name: str, mapping: Names = None, format: str | None = None
+    ) -> Summary:
+        """Import responses with rewards, like `import_tasks`."""
+        return import_of(self._writer, rows, "trajectories", name, mapping, format)
+
+    def export(self, name: str, kind: Kind, path: str | Path) -> int:
+        """Write the rows of a taskset, data set or run to a file, and return their number.
+
+        Args:
+            kind: tasks, preferences, demonstrations, trajectories or traces.
+            path: .jsonl, .jsonl.gz, .csv, .parquet or .arrow.
+        """
+        return export_rows(self._reader, kind, name, Path(path), lambda rows: None)
+
+    def reward(
+        self,
+        experience: int,
+        value: float,
+        *,
+        name: str = "human",
+        source: str = "human",
+        by: str | None = None,
+        weight: float = 1.0,
+    ) -> Change:
+        """Give an experience a reward, and return what changed; see `trinity-db reward`.
+
+        The experience's reward is the sum of all names' latest values times weights, so a value that is only
+        information has weight 0.
+        """
+        row = {"experience": experience, "value": value, "name": name, "source": source, "by": by}
+        return self.reward_rows([row | {"weight": weight}])[0]
+
+    def reward_rows(self, rows: Iterable[Mapping[str, Any]]) -> list[Change]:
+        """Give rewards in one transaction: all, or none if one is wrong.
+
+        Each row has the arguments of `reward`, such as {"experience": 12, "value": 0.5}.
+        """
+        defaults = {"name": "human", "source": "human", "by": None, "weight": 1.0}
+        return rewards.record(self._writer, [rewards.judgement({**defaults, **row}) for row in rows])
+
+    def close(self) -> None:
+        """Close the connections of this thread."""
+        self._reader.close()
+        if "_writer" in vars(self):
+            self._writer.close()
+
+    @cached_property
+    def _writer(self) -> Database:
+        if self._is_read_only:
+            raise TrinityError("This store is open for reading: use trinity_db.connect(read_only=False).")
+        return open_database(url=self._url)  # one for all threads; each has its own connection
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<trinity_db.Store: {address.shown(self._reader.url)}>"

@@ -1,0 +1,1 @@
+"""Arrays of experiences as bytes, and the Lance tables next to the store: archive and vectors."""

@@ -1,0 +1,1 @@
+"""Records: which column of a row means what, each record checked."""

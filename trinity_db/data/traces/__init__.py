@@ -1,0 +1,1 @@
+"""OpenEnv's training traces, imported and exported."""

@@ -1,0 +1,1 @@
+"""Durable writes, limits of HTTP connections, and JSON that is parsed without blocking other threads."""

@@ -1,0 +1,1 @@
+"""One run: its configuration, and how its roles are checked and started."""
