@@ -57,7 +57,7 @@ test-sinks: $(VENV)/.sinks ## Weights & Biases and MLflow receive the metric tab
 test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments $(VERIFIERS)/.verifiers ## Play environments of Gymnasium, TextArena and others (about a minute)
 	$(BIN)/python -m pytest tests/others/environments
 
-test-agents: $(VENV)/.test $(AGENTS)/.agents $(AGENTS)/.npm ## Agents of frameworks, and claude and codex, ask a policy (about two minutes)
+test-agents: $(VENV)/.test $(AGENTS)/.agents $(AGENTS)/.npm ## Agents of frameworks and of the command line, such as claude and codex, ask a policy (about three minutes)
 	$(BIN)/python -m pytest tests/others/agents
 
 test-objects: $(VENV)/.test $(AZURITE)/.azurite ## Weights and checkpoints in an emulator of Azure's object store (about a minute); needs npm
@@ -181,7 +181,7 @@ $(AGENTS)/.agents: tests/others/agents/requirements.txt
 	$(call install,$(AGENTS)) --no-deps -r $<
 	touch $@
 
-# Agents of the command line, 0.7 GB. Without npm their tests skip.
+# Agents of the command line, 1.1 GB. Without npm their tests skip.
 $(AGENTS)/.npm: $(AGENTS)/.agents tests/others/agents/programs.txt
 	! command -v npm >/dev/null || npm install --prefix $(AGENTS) --no-package-lock --no-audit --no-fund --silent \
 		$$(grep -v '^#' tests/others/agents/programs.txt)
