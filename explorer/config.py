@@ -14,6 +14,9 @@ from pydantic import (
 from trinity_db.config.base import Change, Kept, Settings, hint, mistakes
 from trinity_db.explorer.engines.settings import EngineConfig, TransformersConfig
 
+MIN_TEMPERATURE = 0.01
+"""Lowest sampling temperature: vLLM raises lower ones to it, and logits divided by tiny ones overflow."""
+
 
 class EnvironmentConfig(Settings):
     """An environment that the policy acts in, instead of a workflow. The other keys are its options."""
@@ -167,7 +170,7 @@ class RequestsConfig(Settings):
     and its value is stored with the call."""
 
     temperature: Literal["run", "strict"] = "run"
-    """A temperature of 0, whose samples cannot be trained on. run: sample at explorer.temperature."""
+    """A temperature below 0.01, whose samples cannot be trained on. run: sample at explorer.temperature."""
     tool_choice: Literal["auto", "strict"] = "auto"
     """A choice that forces a tool call, which would change the sampled distribution. auto: the policy
     decides."""
@@ -228,7 +231,7 @@ class ExplorerConfig(Settings):
     staleness limit (max_staleness: null). It keeps a slow or stopped trainer from filling the disk: a group
     of 8 responses with 1000 tokens takes about 200 kB. null: no limit."""
     temperature: Annotated[float, Kept("the stored log-probabilities are at this temperature")] = Field(
-        1.0, gt=0, le=1000
+        1.0, ge=MIN_TEMPERATURE, le=1000
     )
     """Default sampling temperature of a call. The trainer divides logits by it too, so that its
     log-probabilities are comparable with the sampled ones. For a greedy rollout in each group, use remax."""

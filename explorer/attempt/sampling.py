@@ -5,6 +5,7 @@ from hashlib import blake2b
 from typing import Any, TypedDict
 
 from trinity_db.config.base import hint
+from trinity_db.explorer.config import MIN_TEMPERATURE
 
 
 class Sampling(TypedDict, total=False):
@@ -16,7 +17,7 @@ class Sampling(TypedDict, total=False):
     max_new_tokens: int | None
     """Maximum length of the response in tokens."""
     temperature: float | None
-    """Above 0. The trainer divides the logits of these tokens by it. A group's greedy attempt stays at 0."""
+    """From 0.01. The trainer divides these tokens' logits by it. A group's greedy attempt stays at 0."""
     stop: str | Sequence[str] | None
     """Strings that end the response. The response includes the string that ended it, which is trained too."""
     top_p: float | None
@@ -55,9 +56,9 @@ def check(how: Mapping[str, Any]) -> None:
                 "the distribution that the trainer uses."
             )
     temperature = how.get("temperature")
-    if temperature is not None and not 0 < temperature <= MAX_TEMPERATURE:
+    if temperature is not None and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
         raise ValueError(
-            f"temperature is {temperature}, and must be above 0 and at most {MAX_TEMPERATURE}: greedy "
+            f"temperature is {temperature}, and must be from {MIN_TEMPERATURE} to {MAX_TEMPERATURE}: greedy "
             "samples cannot be trained on."
         )
     limit = how.get("max_new_tokens")

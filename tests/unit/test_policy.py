@@ -329,7 +329,12 @@ def test_what_the_policy_refuses_is_not_recorded() -> None:
         (
             lambda asked: asked.complete("1", temperature=0),
             ValueError,
-            "temperature is 0, and must be above 0",
+            "temperature is 0, and must be from 0.01 to 1000",
+        ),
+        (
+            lambda asked: asked.complete("1", temperature=1e-50),  # 0 in float32, which is stored
+            ValueError,
+            "temperature is 1e-50, and must be from 0.01",
         ),
         (lambda asked: asked.complete("1", temperature=math.nan), ValueError, "temperature is nan"),
         (lambda asked: asked.complete("1", stop=[""]), ValueError, "A stop string is empty"),

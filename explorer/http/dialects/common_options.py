@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trinity_db.config.shared import RENDERER_ARGUMENTS
+from trinity_db.explorer.config import MIN_TEMPERATURE
 from trinity_db.explorer.http.dialects.options import (
     Option,
     RequestContext,
@@ -41,8 +42,9 @@ def effort_can_change(value: Any, key: str, run: RequestContext) -> bool:
     return run.reads("reasoning_effort") or (value == "none" and run.thinking is not None)
 
 
-def _is_above_zero(value: Any, key: str, run: RequestContext) -> bool:
-    return isinstance(value, bool) or not isinstance(value, int | float) or value != 0
+def _is_not_greedy(value: Any, key: str, run: RequestContext) -> bool:
+    """Whether a value is no temperature below the lowest one; the dialect refuses what is none at all."""
+    return isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MIN_TEMPERATURE
 
 
 def one_call_is_possible(value: Any, key: str, run: RequestContext) -> bool:
@@ -55,8 +57,8 @@ TEMPERATURE: Entries = {
     "temperature": replace_unless(
         "temperature",
         "greedy samples cannot be trained on, so the run's temperature is used",
-        "above 0, stored with the tokens",
-        _is_above_zero,
+        f"from {MIN_TEMPERATURE}, stored with the tokens",
+        _is_not_greedy,
     ),
 }
 SAMPLING: Entries = {

@@ -54,7 +54,7 @@ def convert(body: Body, run: RequestContext) -> Asked:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]  # a list of one prompt
-    is_tokens = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
+    is_tokens = isinstance(prompt, list) and all(type(token) is int for token in prompt)
     if not prompt or not (isinstance(prompt, str) or is_tokens):
         raise Refused(400, "'prompt' must be one string, or a list of tokens.")
     options = take(body, "stream_options", dict, "an object") or {}

@@ -131,7 +131,8 @@ def take(body: Body, key: str, kind: type | tuple[type, ...], what: str) -> Any:
         Refused: if it has the wrong type; `what` describes the expected one.
     """
     value = body.get(key)
-    if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
+    is_kind = kind is bool if isinstance(value, bool) else isinstance(value, kind)  # a bool is an int too
+    if value is None or is_kind:
         return value
     raise Refused(400, f"'{key}' must be {what}.")
 
