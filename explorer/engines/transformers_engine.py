@@ -264,7 +264,7 @@ class TransformersEngine:
         with self._changed:
             if self._model is None or not self._scorings:
                 return
-            scoring = self._scorings.popleft()
+            scoring = self._scorings[0]  # stays until it is done: `_fail` answers what is left
         ids = torch.tensor([scoring.token_ids], device=self.device)
         logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1]
         logprobs: list[float] = []
@@ -275,6 +275,8 @@ class TransformersEngine:
             logprobs += normed.gather(1, tokens)[:, 0].tolist()
             best = normed.max(-1)
             likeliest += zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        with self._changed:
+            self._scorings.popleft()
         scoring.done.set_result(Scores(logprobs, likeliest))
 
     def _load(self, path: Path, version: int) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from aiohttp import web
@@ -16,13 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trinity_db.config.shared import PromptConfig
 from trinity_db.explorer.attempt.long_texts import CHARACTERS, check_fits, work_on
 from trinity_db.explorer.attempt.policy import Policy
-from trinity_db.explorer.config import RequestsConfig
+from trinity_db.explorer.config import MIN_TEMPERATURE, RequestsConfig
 from trinity_db.explorer.engines.engine import Completion, Engine, Request, Scores, score
 from trinity_db.explorer.http.agents import Agent
 from trinity_db.explorer.http.dialects.completions import COMPLETIONS
-from trinity_db.explorer.http.dialects.dialect import AgentDialect, Asked
+from trinity_db.explorer.http.dialects.dialect import AgentDialect, Asked, stop_strings
 from trinity_db.explorer.http.dialects.options import Refused
-from trinity_db.explorer.http.endpoint import MAX_REPORTED, Endpoint
+from trinity_db.explorer.http.endpoint import MAX_REPORTED, Endpoint, for_log
 from trinity_db.explorer.http.listener import EndpointAddress
 from trinity_db.explorer.http.log import CallLog
 from trinity_db.explorer.http.requests import Handler, body_of, key_of, parsed
@@ -30,6 +31,8 @@ from trinity_db.models.chat.prompts import prompt_ids
 from trinity_db.store.calls import Call, Fate, hash_of
 
 logger = logging.getLogger(__name__)
+
+SEED_BITS = 63
 
 
 class NoLog(CallLog):
@@ -61,12 +64,19 @@ class _Completion(BaseModel):
     n: Literal[1] = 1
     best_of: Literal[1] = 1
     top_p: Literal[1] = 1
+    presence_penalty: Literal[0] = 0
+    frequency_penalty: Literal[0] = 0
     stream: Literal[False] = False
     user: str = ""
 
     @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+    def stops(self) -> Sequence[str]:
+        return stop_strings(self.stop)
+
+    @property
+    def sampling_seed(self) -> int:
+        """The requested seed, or a random one, so that repeated requests with a temperature differ."""
+        return secrets.randbits(SEED_BITS) if self.seed is None else self.seed
 
     @property
     def prompts(self) -> list[Any]:
@@ -104,15 +114,16 @@ class PlainEndpoint(Endpoint):
         """
         self._check_key(request)
         body = await self._parsed(request) if request.method == "POST" else {}
-        temperature = body.get("temperature")
         policy = Policy(
             self._engine,
             lambda text: prompt_ids(text, self._engine.tokenizer),
             prompts=self._prompts,
-            temperature=temperature if isinstance(temperature, int | float) and temperature > 0 else 0.0,
+            temperature=_temperature(body.get("temperature")),
             max_new_tokens=self._max_new_tokens,
             seed=0,
         )
+        # Ids of answers and of tool calls are made of this number, and so is the seed.
+        policy.calls.begun = secrets.randbits(SEED_BITS)
         return Agent(0, self.url, "", (0, 0), policy, self._log, lambda: None)
 
     async def _parsed(self, request: web.Request) -> dict[str, Any]:
@@ -131,7 +142,7 @@ class PlainEndpoint(Endpoint):
             if path == "temperature" or path in self._reported or len(self._reported) == MAX_REPORTED:
                 continue
             self._reported.add(path)
-            logger.warning("a client's option '%s' is left out: %s", path, option.text)
+            logger.warning("a client's option '%s' is left out: %s", for_log(path), option.text)
 
     def _answers(self, dialect: AgentDialect) -> Handler:
         return self._complete if dialect is COMPLETIONS else super()._answers(dialect)
@@ -139,8 +150,11 @@ class PlainEndpoint(Endpoint):
     async def _complete(self, request: web.Request) -> web.Response:
         """Answer a request for completions, of one prompt or several."""
         self._check_key(request)
-        try:
-            asked = _Completion.model_validate(await self._parsed(request))
+        body = await self._parsed(request)
+        try:  # as in the other protocols, null is like no value
+            asked = _Completion.model_validate(
+                {key: given for key, given in body.items() if given is not None}
+            )
         except ValidationError as error:
             first = error.errors()[0]
             raise Refused(400, f"'{'.'.join(map(str, first['loc']))}': {first['msg']}.") from None
@@ -170,7 +184,7 @@ class PlainEndpoint(Endpoint):
         if asked.max_tokens != 0:
             limit = asked.max_tokens or self._max_new_tokens
             completion = await self._engine.generate(
-                Request(ids, limit, asked.temperature, asked.seed or 0, asked.stops)
+                Request(ids, limit, _temperature(asked.temperature), asked.sampling_seed, asked.stops)
             )
         sampled = [] if completion is None else completion.token_ids
         characters = CHARACTERS * (len(ids) + len(sampled))
@@ -212,3 +226,9 @@ class PlainEndpoint(Endpoint):
         tokens = [decode([token]) for token in (*shown, *sampled)]
         choice["logprobs"] = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops}
         return choice
+
+
+def _temperature(given: Any) -> float:
+    """Return the temperature of a request; 0, greedy, without one or below the lowest."""
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    return given if is_number and given >= MIN_TEMPERATURE else 0.0

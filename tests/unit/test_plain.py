@@ -14,7 +14,7 @@ from tests.support.echo import Echo
 from trinity_db.config.shared import DEFAULT_PROMPTS, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import DEFAULT_REQUESTS
-from trinity_db.explorer.engines.engine import score
+from trinity_db.explorer.engines.engine import EngineFailed, score
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 from trinity_db.explorer.http.listener import EndpointAddress
 from trinity_db.explorer.http.plain import PlainEndpoint
@@ -135,6 +135,59 @@ def test_what_a_plain_endpoint_cannot_do_is_refused_by_name(
 def test_a_plain_endpoint_with_a_key_answers_nobody_else(engine: TransformersEngine) -> None:
     with pytest.raises(openai.AuthenticationError, match="The API key is wrong"):
         asked(engine, lambda client: client.models.list(), key="other")
+
+
+def test_repeated_requests_with_a_temperature_are_sampled_anew(engine: TransformersEngine) -> None:
+    async def question(client: openai.AsyncOpenAI) -> Any:
+        messages: Any = [{"role": "user", "content": "12"}]
+        options: Any = {"model": "m", "temperature": 50, "max_tokens": 9}
+        chats = [await client.chat.completions.create(messages=messages, **options) for _ in range(3)]
+        texts = [await client.completions.create(prompt="12", **options) for _ in range(3)]
+        return chats, [text.choices[0].text for text in texts]
+
+    chats, texts = asked(engine, question)
+    assert len({chat.choices[0].message.content for chat in chats}) == len(set(texts)) == 3
+    assert len({chat.id for chat in chats}) == 3
+
+
+def test_an_option_without_a_value_asks_for_nothing(engine: TransformersEngine) -> None:
+    names = (
+        "temperature",
+        "seed",
+        "stop",
+        "logprobs",
+        "best_of",
+        "suffix",
+        "logit_bias",
+        "user",
+        "max_tokens",
+    )
+    nothing: Any = dict.fromkeys(names)
+    answer = asked(
+        engine,
+        lambda client: client.completions.create(
+            model="m", prompt="12", extra_body={**nothing, "presence_penalty": 0, "frequency_penalty": 0}
+        ),
+    )
+    plain = asked(engine, lambda client: client.completions.create(model="m", prompt="12"))
+    assert answer.choices == plain.choices
+    with pytest.raises(openai.BadRequestError, match="'stop' must be a string or a list of strings"):
+        asked(engine, lambda client: client.completions.create(model="m", prompt="12", stop=""))
+
+
+def test_an_engine_that_fails_while_it_scores_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**inputs: Any) -> None:
+        raise MemoryError("out of memory")
+
+    async def scores() -> None:
+        with closing(TransformersEngine("cpu")) as engine:
+            await engine.load(folder, 4)
+            monkeypatch.setattr(engine._model, "forward", fails)
+            async with asyncio.timeout(60):
+                await asyncio.gather(*(score(engine, TOKENS) for _ in range(2)), return_exceptions=False)
+
+    with pytest.raises(EngineFailed, match="out of memory"):
+        asyncio.run(scores())
 
 
 def test_an_engine_without_scores_says_so() -> None:
