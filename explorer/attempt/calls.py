@@ -32,8 +32,6 @@ class Calls:
         """Number of calls so far, including failed ones."""
         self.keep: Keep | None = None
         """Makes each call durable before it is answered; None: calls are only stored with the rollout."""
-        self.finish_reason: str | None = None
-        """Finish reason of the last call."""
         self.conversations = Conversations(tokenizer)
         texts = self.conversations.text, self.conversations.whole_text
         self.history = History(temperature, *texts, rules)
@@ -70,6 +68,13 @@ class Calls:
     async def settled(self) -> None:
         """Wait until all pending writes have succeeded or failed."""
         await asyncio.gather(*self._keeping, return_exceptions=True)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Finish reason of the last call that is not left out of training; None if there is none."""
+        history = self.history
+        kept = [place for number, place in history.places.items() if number not in history.left_out]
+        return kept[-1].finish_reason if kept else None
 
     def recall(self, number: int) -> Sampled:
         """Return a recorded call, by its number."""
@@ -115,7 +120,6 @@ class Calls:
         self._record(sampled, temperature)
 
     def _record(self, sampled: Sampled, temperature: float) -> None:
-        self.finish_reason = sampled.completion.finish_reason
         self.history.add(sampled, temperature)
 
     def _as_call(self, number: int) -> Call:

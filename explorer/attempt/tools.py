@@ -234,7 +234,7 @@ def _sendable(name: str, arguments: Mapping[str, Any]) -> ToolCall:
 
 def _values(text: str, properties: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in _parameters(text):
-        if properties.get(key, {}).get("type") == "string":
+        if _object_of(properties.get(key)).get("type") == "string":
             yield key, value
             continue
         try:
@@ -263,9 +263,13 @@ def _properties(name: str, schemas: Sequence[Mapping[str, Any]]) -> Mapping[str,
     for schema in schemas:
         function = schema.get("function", schema)
         if function.get("name") == name:
-            properties: Mapping[str, Any] = function.get("parameters", {}).get("properties", {})
-            return properties
+            return _object_of(_object_of(function.get("parameters")).get("properties"))
     return {}
+
+
+def _object_of(value: Any) -> Mapping[str, Any]:
+    """Return a part of a JSON schema, which a program wrote; {} if it is no object, such as `true`."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _by_template(

@@ -40,6 +40,7 @@ from trinity_db.explorer.http.requests import (
     stream,
     write,
 )
+from trinity_db.insight.words import printable
 from trinity_db.io.connections import KEYLESS_SECONDS, Connections, limit_repeats
 from trinity_db.store.calls import KEY, Entered, Fate, hash_of
 from trinity_db.store.groups import ClaimedGroup, Rollout
@@ -198,8 +199,9 @@ class Endpoint:
         if (agent := self._agents.get(hash_of(key_of(request)))) is not None:
             agent.policy.refusals.add(problem.message)
         if self._is_new(f"{problem.status} {problem.kind}"):
-            path = "/v1/attempts" if "key" in request.match_info else request.path  # a key is secret
-            logger.warning("a program's request is refused: %s %s: %s", request.method, path, problem.message)
+            path = "/v1/attempts" if "key" in request.match_info else request.path
+            line = for_log(f"{request.method} {path}: {problem.message}")
+            logger.warning("a program's request is refused: %s", line)
 
     def _is_new(self, kind: str) -> bool:
         """Whether a kind of option or refusal was not logged yet."""
@@ -250,7 +252,7 @@ class Endpoint:
                 logger.warning(
                     "a program's option '%s' is left out: %s. Its value is stored with the call; "
                     "explorer.requests.%s: strict rejects such requests",
-                    path,
+                    for_log(path),
                     option.text,
                     option.kind,
                 )
@@ -406,6 +408,11 @@ async def _unknown(request: web.Request) -> web.StreamResponse:
     known = ", ".join(PATHS)
     message = f"There is no {request.method} {request.path[:200]} here; known: {known}."
     raise Refused(404, message, kind=request.path[:200])
+
+
+def for_log(text: str) -> str:
+    """Return a client's text in one line, without keys of attempts, which are secret."""
+    return printable(" ".join(KEY.sub("KEY", text).split()))
 
 
 def _model(name: str) -> dict[str, Any]:

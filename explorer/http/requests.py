@@ -61,6 +61,8 @@ def _problem(error: Exception) -> Refused:
         return Refused(400, f"The context is too small: {error}", "context_length_exceeded")
     if isinstance(error, UntokenizableText | ValueError | TypeError):
         return Refused(400, str(error), "invalid_value")
+    if isinstance(error, RecursionError):
+        return Refused(400, "The request is nested too deeply.")
     if isinstance(error, web.RequestPayloadError):
         return Refused(400, "The body cannot be read: wrong Content-Encoding, or truncated.")
     if isinstance(error, LeaseLost):

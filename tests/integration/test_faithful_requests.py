@@ -440,6 +440,26 @@ def test_half_a_character_in_a_request_does_not_break_its_answer(explore: Explor
         assert "NaN is not a number of JSON" in reason
 
 
+def test_an_option_that_is_nested_deeply_fails_no_call(explore: Explore, scene: Scene) -> None:
+    answers: list[int] = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        address = await policy.address()
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {address.key}"}) as session:
+            for depth in (150, 900, 50_000):
+                body = f'{{"messages": [{json.dumps(user("a"))}], "n{depth}": {"[" * depth}{"]" * depth}}}'
+                async with session.post(address.url + PATHS["chat"], data=body) as response:
+                    answers.append(response.status)
+        return 1.0
+
+    explore(workflow, Speaks(), size=1)
+    assert scene.values(ERRORS) == [None]
+    assert answers == [200, 200, 400]
+    stored = scene.values("SELECT replaced::text FROM trinity.call ORDER BY number")
+    assert [text.count("[") for text in stored] == [99, 99]  # and the object around them
+    assert all("nested too deeply" in text for text in stored)
+
+
 OLD: Sequence[tuple[dict[str, Any], str]] = [
     ({"functions": [FUNCTION]}, "'functions' is"),
     ({"function_call": {"name": "add"}}, "'function_call' is"),

@@ -202,6 +202,27 @@ def test_a_path_that_is_not_there_is_answered_with_those_that_are(explore: Explo
     assert "2 requests were refused: There is no POST /chat/completions here" in error
 
 
+def test_requests_are_logged_without_keys_and_each_in_one_line(
+    explore: Explore, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys: list[str] = []
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        address = await policy.address()
+        keys.append(address.key)
+        path = f"/v1/attempts/{address.key}/finnish"
+        async with aiohttp.ClientSession() as session, session.post(address.url + path) as response:
+            assert response.status == 404
+        async with asking(policy) as ask:
+            await ask({"messages": [user("a")], "a\nforged\x1b[2J line": 1})
+        return 1.0
+
+    explore(workflow, size=1)
+    assert "is refused: POST /v1/attempts/KEY/finnish: There is no POST /v1/attempts/KEY/fin" in caplog.text
+    assert keys[0] not in caplog.text
+    assert "option 'a forged\\x1b[2J line' is left out" in caplog.text
+
+
 def numbered() -> Says:
     """An engine that says another word each time."""
     numbers = count()
@@ -279,6 +300,17 @@ def test_calls_that_name_other_models_are_answered_and_not_trained(explore: Expl
         (0, None, 2, ["policy"], paths, 15, 8, 1.0),
         *((None, "model", 1, ["small"], paths, tokens, 0, None) for tokens in (10, 10, 20)),
     ]
+
+
+def test_a_rollout_ends_as_its_last_trained_call_ended(explore: Explore, scene: Scene) -> None:
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        async with asking(policy) as ask:
+            await ask({"model": "policy", "messages": [user("a")]})
+            await ask({"model": "small", "messages": [user("title?")], "max_tokens": 1})
+        return 1.0
+
+    explore(workflow, size=1, requests={"train": ["policy"]})
+    assert scene.values("SELECT finish_reason FROM trinity.rollout") == ["stop"]
 
 
 def test_an_attempt_that_names_other_models_alone_fails(explore: Explore, scene: Scene) -> None:

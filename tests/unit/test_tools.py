@@ -220,6 +220,17 @@ def test_calls_are_read_in_their_order(
 
 
 @pytest.mark.parametrize(
+    "parameters",
+    [None, "a", {}, {"properties": "a"}, {"properties": {"a": True}}, {"properties": {"a": "b"}}],
+)
+def test_a_schema_that_says_nothing_of_an_argument_leaves_its_value(tokenizer: Any, parameters: Any) -> None:
+    schema = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    ids = joined(tokenizer, "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>")
+    _, [call] = parse(ids, "", tokenizer, [schema])
+    assert (call.problem, call.arguments) == (None, {"a": 1})
+
+
+@pytest.mark.parametrize(
     ("block", "problem"),
     [
         ('{"name": "f", "argu', "the tool call is not valid JSON: Unterminated string"),

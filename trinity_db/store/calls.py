@@ -78,6 +78,7 @@ class Fate:
 
 
 KEY_BYTES = 24  # random bytes per key
+MAX_DEPTH = 100  # stored levels of an option: a deeper one would fail all calls of its transaction
 KEY = re.compile(r"trinity-[A-Za-z0-9_-]{32}")
 """The form of a key."""
 
@@ -136,15 +137,20 @@ def record(tx: Transaction, worker_id: int, calls: Sequence[Call]) -> set[tuple[
     return {(row["agent_id"], row["number"]) for row in tx.execute(query("record_calls"), values)}
 
 
-def _storable(value: Any) -> Any:
-    """Return a JSON value in a form that Postgres accepts; a number that it cannot hold becomes text."""
+def _storable(value: Any, depth: int = 0) -> Any:
+    """Return a JSON value in a form that Postgres accepts.
+
+    A number that it cannot hold becomes text, and so do lists and objects below `MAX_DEPTH` levels.
+    """
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, float) and not isfinite(value):
         return str(value)
+    if isinstance(value, Mapping | list) and depth == MAX_DEPTH:
+        return "nested too deeply"
     if isinstance(value, Mapping):
-        return {storable(str(key)): _storable(below) for key, below in value.items()}
-    return [_storable(below) for below in value] if isinstance(value, list) else value
+        return {storable(str(key)): _storable(below, depth + 1) for key, below in value.items()}
+    return [_storable(below, depth + 1) for below in value] if isinstance(value, list) else value
 
 
 def end(tx: Transaction, worker_id: int, rollouts: Sequence[Rollout]) -> None:
