@@ -133,6 +133,37 @@ def test_a_wrong_condition_is_one_line(
         store.run("run").experiences().where(condition, *values).to_list()
 
 
+def test_a_condition_may_end_with_a_comment(scene: Scene, store: trinity_db.Store) -> None:
+    scene.make_ready(1)
+    rows = store.run("run").experiences()
+    assert rows.where("reward > 0 -- good ones").where("id > %s", 0).count() == 1
+
+
+def test_a_store_goes_on_after_the_server_has_ended_its_session(scene: Scene, tmp_path: Path) -> None:
+    with trinity_db.connect(scene.database.url, read_only=False) as store:
+
+        def end_sessions() -> None:
+            execute(
+                scene.database.url,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name = 'trinity-db' AND datname = current_database()"
+                f" AND pid NOT IN (pg_backend_pid(), {scene.database.connection().info.backend_pid})",
+            )
+
+        store.run("run")
+        end_sessions()
+        assert store.run("run").name == "run"
+        end_sessions()
+        assert store.export("tasks", "tasks", tmp_path / "tasks.jsonl") == 8
+
+
+def test_wrong_arguments_are_named(scene: Scene, store: trinity_db.Store, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no kind of rows 'task'; did you mean 'tasks'"):
+        store.export("tasks", "task", tmp_path / "tasks.jsonl")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="batch_size is -1; it must be at least 1"):
+        store.runs().to_batches(-1)
+
+
 def test_a_store_for_reading_does_not_write(scene: Scene, store: trinity_db.Store) -> None:
     delete = "WITH gone AS (DELETE FROM run RETURNING id) SELECT * FROM gone"
     with pytest.raises(WrongSelect, match="must not contain data-modifying"):
@@ -185,8 +216,11 @@ def test_rows_of_a_program_are_imported_and_exported(
         assert (done.read, done.added, done.rejected) == (2, 2, 0)
         again = store.import_tasks(pd.DataFrame(rows), name="sums", mapping=renamed)
         assert (again.added, again.known) == (0, 2)
-        wrong = store.import_tasks([{"prompt": {1, 2}}, "no row", {"prompt": "1 + 3"}], name="sums")
-        assert (wrong.added, wrong.rejected) == (1, 2)
+        long = 10**5000  # more digits than Python writes
+        wrong = store.import_tasks(
+            [{"prompt": {1, 2}}, "no row", {"prompt": "1 + 3"}, {"prompt": "a", "n": long}, long], name="sums"
+        )
+        assert (wrong.added, wrong.rejected) == (1, 4)
         assert sorted(wrong.reasons) == [
             "has a value or a name that JSON does not have",
             "is no dictionary of columns",
@@ -204,7 +238,8 @@ def test_rewards_are_given_together_or_not_at_all(scene: Scene) -> None:
     scene.make_ready(1)
     first, second = scene.values("SELECT id FROM trinity.experience ORDER BY id")
     with trinity_db.connect(scene.database.url, read_only=False) as store:
-        change = store.reward(first, 0.5, name="thumb", by="ann")
+        # As a column of pandas holds them.
+        change = store.reward(np.int64(first), np.float32(0.5), name="thumb", by="ann")  # type: ignore[arg-type]
         assert (change.before, change.after, change.group_mean) == (1.0, 1.5, 0.75)
         with pytest.raises(ConfigError, match="unknown key 'valu'"):
             store.reward_rows([{"experience": second, "value": 1}, {"experience": first, "valu": 1}])

@@ -9,7 +9,7 @@ from psycopg.errors import UndefinedColumn
 
 from trinity_db.api.conditions import Bound, bind, escaped, identifier
 from trinity_db.api.reading import ARRAYS, CHUNK_ROWS, Answer, needs, read
-from trinity_db.errors import MissingExtra, WrongSelect
+from trinity_db.errors import ConfigError, MissingExtra, WrongSelect
 from trinity_db.insight.words import cell
 from trinity_db.postgres.connection import Database
 
@@ -70,6 +70,8 @@ class Query:
 
         All rows are from one snapshot. A large result is in a temporary file; a batch at a time is in memory.
         """
+        if batch_size < 1:
+            raise ConfigError(f"batch_size is {batch_size}; it must be at least 1.")
         try:
             from trinity_db.api import spool
         except ModuleNotFoundError as error:
@@ -186,7 +188,9 @@ class Query:
         text = f"SELECT {', '.join(map(identifier, names)) or '*'} {_from(self._source)}"
         values = dict(self._source.values)
         if self._conditions:
-            text += f"\nWHERE {' AND '.join(f'({condition.text})' for condition in self._conditions)}"
+            # A condition may end with a comment, which its line ends.
+            conditions = [f"({condition.text}\n)" for condition in self._conditions]
+            text += f"\nWHERE {' AND '.join(conditions)}"
         for condition in self._conditions:
             values |= condition.values
         text += f"\nORDER BY {self._order}" if self._order else ""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from trinity_db.data.records.records import Unfit, number, text
@@ -38,11 +39,11 @@ def judgement(row: Mapping[str, Any]) -> Judgement:
     for key in ("experience", "value"):
         if key not in row:
             raise ConfigError(f"'{key}' is missing")
-    experience, by = row["experience"], row["by"]
+    experience, by = _plain(row["experience"]), row["by"]
     if type(experience) is not int:
         raise ConfigError("'experience' must be the id of an experience, a whole number")
     try:
-        value, weight = number(row["value"], "value"), number(row["weight"], "weight")
+        value, weight = (number(_plain(row[key]), key) for key in ("value", "weight"))
         words = [text(row[key], key) for key in ("name", "source")]
         words += [] if by is None else [text(by, "by")]
     except Unfit as error:
@@ -51,3 +52,12 @@ def judgement(row: Mapping[str, Any]) -> Judgement:
         raise ConfigError(f"'value' times 'weight' exceeds {MAX_REWARD:g}")
     check_words(words, "'name', 'source' and 'by'")
     return Judgement(experience, value, row["name"], row["source"], by, weight)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of another type, such as of a column of pandas, as Python's own."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value

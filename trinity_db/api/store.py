@@ -1,20 +1,22 @@
 """The store as a program sees it: `trinity_db.connect`."""
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, get_args
 
 from trinity_db.api import rewards, run
 from trinity_db.api.conditions import Values, bind
 from trinity_db.api.importing import import_of
 from trinity_db.api.query import Query
 from trinity_db.api.run import Run
+from trinity_db.config.base import hint
 from trinity_db.data.exporter import export_rows
 from trinity_db.data.records.records import Kind
 from trinity_db.data.rejects import Summary
-from trinity_db.errors import TrinityError
+from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.postgres import address
 from trinity_db.postgres.connection import Database
 from trinity_db.postgres.opening import open_database, open_reader
@@ -23,6 +25,7 @@ from trinity_db.store.rewards import Change
 
 Names = Mapping[str, str] | None
 """Our name → the rows' column."""
+Result = TypeVar("Result")
 
 
 def connect(url: str | None = None, *, read_only: bool = True, timeout: float = 10.0) -> "Store":
@@ -59,7 +62,7 @@ class Store:
         Raises:
             NotFound: with the most similar name.
         """
-        return run.find(self._reader, name, self._timeout)
+        return self._retried(lambda: run.find(self._reader, name, self._timeout))
 
     def runs(self) -> Query:
         """Return the rows of run_view: runs and data sets with their status."""
@@ -118,7 +121,9 @@ class Store:
             kind: tasks, preferences, demonstrations, trajectories or traces.
             path: .jsonl, .jsonl.gz, .csv, .parquet or .arrow.
         """
-        return export_rows(self._reader, kind, name, Path(path), lambda rows: None)
+        if kind not in get_args(Kind):
+            raise ConfigError(f"There is no kind of rows '{kind}'; {hint(kind, get_args(Kind))}")
+        return self._retried(lambda: export_rows(self._reader, kind, name, Path(path), lambda rows: None))
 
     def reward(
         self,
@@ -151,6 +156,11 @@ class Store:
         self._reader.close()
         if "_writer" in vars(self):
             self._writer.close()
+
+    def _retried(self, read: Callable[[], Result]) -> Result:
+        """Read again while no database answers, such as after a restart of the server."""
+        deadline = time.monotonic() + self._timeout
+        return self._reader.retry(read, give_up=lambda: time.monotonic() > deadline)
 
     @cached_property
     def _writer(self) -> Database:

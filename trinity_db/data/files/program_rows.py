@@ -6,7 +6,7 @@ from typing import Any
 
 from trinity_db.data.records.strict_json import DECODER
 from trinity_db.data.rejects import Rejected
-from trinity_db.errors import ImportFileError
+from trinity_db.errors import ImportFileError, MissingExtra
 
 Row = dict[str, Any]
 
@@ -35,7 +35,10 @@ class ProgramRows:
 
 
 def _of_table(table: Any) -> Iterator[Row | Rejected]:
-    import pyarrow as pa
+    try:
+        import pyarrow as pa
+    except ModuleNotFoundError as error:
+        raise MissingExtra("arrow", "pyarrow") from error
 
     from trinity_db.data.files.tables import BATCH_ROWS, json_rows
 
@@ -47,11 +50,11 @@ def _of_table(table: Any) -> Iterator[Row | Rejected]:
 def _of_dicts(rows: Iterable[Any]) -> Iterator[Row | Rejected]:
     for row in rows:
         if not isinstance(row, Mapping):
-            yield Rejected.of("is no dictionary of columns", repr(row))
+            yield Rejected.of("is no dictionary of columns", row)
             continue
         try:
             yield DECODER.decode(json.dumps(dict(row)))
         except (TypeError, ValueError):
-            yield Rejected.of("has a value or a name that JSON does not have", repr(row))
+            yield Rejected.of("has a value or a name that JSON does not have", row)
         except RecursionError:
             yield Rejected("is nested too deeply", "")
