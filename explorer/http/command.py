@@ -31,6 +31,8 @@ OURS = ("TRINITY_DB_", "PG")  # prefixes of variables that programs do not get: 
 FOLDERS = "XDG_"  # prefix of variables that name folders in the user's HOME
 START = "start"  # field of a command: the explorer's working directory
 FIELD = re.compile(r"\{(\{\w+\}|\w+)\}")
+OPTION = re.compile(r"--?[A-Za-z]")
+END_OF_OPTIONS = "--"
 
 
 class ProgramFailed(Exception):
@@ -101,7 +103,7 @@ class Command:
         has_task: bool = True,
         given: bytes = b"",
     ) -> Ended:
-        filled = [_filled(word, task) for word in words]
+        filled = [*_all_filled(words, task)]
         with _environment(task if has_task else None, folder) as environment:
             work = None if folder is None else folder.work
             return await self._programs.run(filled, {**environment, **(more or {})}, work, given, lines)
@@ -118,7 +120,7 @@ class Command:
             await asyncio.to_thread(_fill, folder, task.get("files"))
             yield folder
         finally:
-            await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
+            await asyncio.to_thread(_remove, root)
 
 
 def reward_of(ended: Ended, program: str) -> Reward:
@@ -192,6 +194,23 @@ def _words(key: str, command: str, is_fresh: bool) -> list[str]:
     return words
 
 
+def _all_filled(words: Sequence[str], task: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of a command with their fields filled in.
+
+    Raises:
+        ProgramFailed: as `_filled`, or if a text of the task would be an option of the program, which could
+            name code to run: the task may be a stranger's.
+    """
+    for number, word in enumerate(words):
+        filled = _filled(word, task)
+        if FIELD.match(word) and OPTION.match(filled) and END_OF_OPTIONS not in words[:number]:
+            raise ProgramFailed(
+                f"'{word:.100}' is '{filled:.40}' with this task, which the program would read as an option: "
+                "put -- before it, or let the program read TRINITY_TASK"
+            )
+        yield filled
+
+
 def _filled(word: str, task: Mapping[str, Any]) -> str:
     """Replace each field {NAME} of a word by the task's column, and {{NAME}} by {NAME}.
 
@@ -235,6 +254,18 @@ def _fill(folder: AttemptFolder, files: Any) -> None:
             raise ProgramFailed(f"the task's file '{path:.200}' is not a text below the attempt's folder")
         (folder.work / parts).parent.mkdir(parents=True, exist_ok=True)
         (folder.work / parts).write_text(text, encoding="utf-8")
+
+
+def _remove(root: Path) -> None:
+    """Remove a folder with all that programs left in it, also in read-only folders, such as Go's cache."""
+    shutil.rmtree(root, ignore_errors=True)
+    if not root.exists():
+        return
+    for folder, names, _ in os.walk(root):  # it enters a folder after this loop's body
+        for path in (Path(folder, name) for name in names):
+            if not path.is_symlink():
+                path.chmod(0o700)
+    shutil.rmtree(root, ignore_errors=True)
 
 
 def _how(ended: Ended) -> str:

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.support.explorers import ERRORS, Explore
 from tests.support.processes import is_alive
 from tests.support.rows import Scene
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.http.command import Command, ProgramFailed, verdict_of
+from trinity_db.explorer.http.command import Command, ProgramFailed, _remove, verdict_of
 from trinity_db.explorer.http.programs import Programs
 
 ASK = """
@@ -222,6 +223,45 @@ def test_a_field_without_a_column_is_an_error_of_the_attempt(
         "ProgramFailed: the command has {promt}, and the task has no text or number under 'promt'; "
         "write {{promt}} if no column is meant"
     ]
+
+
+@pytest.fixture
+def nobody() -> Iterator[None]:
+    """For root, which may write everywhere, the rights of another user."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65_534)
+    yield
+    os.seteuid(before)
+
+
+def test_read_only_folders_that_a_program_left_are_removed(nobody: None) -> None:
+    with tempfile.TemporaryDirectory() as kept:
+        left = Path(tempfile.mkdtemp())
+        (left / "work").symlink_to(kept)
+        (left / "cache" / "module").mkdir(parents=True)
+        (left / "cache" / "module" / "file").touch()
+        for path, mode in ((Path(kept), 0o555), (left / "cache" / "module", 0o555), (left / "cache", 0o000)):
+            path.chmod(mode)
+        _remove(left)
+        assert not left.exists()
+        assert Path(kept).stat().st_mode & 0o777 == 0o555
+
+
+def test_a_text_of_a_task_is_no_option_of_the_program(
+    explore: Explore, scene: Scene, command: Callable[..., Command]
+) -> None:
+    set_tasks(scene, {"prompt": "--hooks=code", "list": "- one", "number": "-1"})
+    echo = "import sys; ask('a'); print(sys.argv[1:])"
+    explore(command(echo, "{prompt}"), size=1)
+    explore(command(echo, "{list} {number} of={prompt} -- {prompt}"), size=1, groups=2)
+    refusal = (
+        "ProgramFailed: '{prompt}' is '--hooks=code' with this task, which the program would read as an "
+        "option: put -- before it, or let the program read TRINITY_TASK"
+    )
+    assert scene.values(ERRORS) == [refusal, None]
+    output = "['- one', '-1', 'of=--hooks=code', '--', '--hooks=code']"
+    assert scene.values(OUTPUTS) == [None, output]
 
 
 def test_files_of_a_task_stay_in_the_folder_of_the_attempt(
