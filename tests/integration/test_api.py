@@ -18,6 +18,7 @@ from tests.support.rows import Scene
 from trinity_db.errors import (
     ConfigError,
     ImportFileError,
+    MissingExtra,
     NotFound,
     SchemaMismatch,
     TrinityError,
@@ -232,6 +233,9 @@ def test_rows_of_a_program_are_imported_and_exported(
         assert store.import_preferences(pairs, name="pairs").added == 1
         with pytest.raises(ImportFileError, match="no rows to import"):
             store.import_tasks([], name="none")
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        with pytest.raises(MissingExtra, match=r"pip install 'trinity-db\[arrow\]'"):
+            store.import_preferences(pairs, name="pairs")
 
 
 def test_rewards_are_given_together_or_not_at_all(scene: Scene) -> None:

@@ -1,6 +1,7 @@
 """The documents tell the truth: what they must name is read from the code."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -115,6 +116,15 @@ def test_examples_that_sort_by_reward_put_rows_without_one_last() -> None:
 
 def _sorted_by_reward(text: str) -> list[str]:
     return re.findall(r"order by [\w., ]*\breward\w* desc(?: nulls last)?", text.lower())
+
+
+def test_the_page_of_the_installation_names_every_extra_for_users() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
+    named = {
+        name for row in re.findall(r"^\| (`.*?) \|", page, re.M) for name in re.findall("`([a-z-]+)`", row)
+    }
+    assert declared.keys() - {"dev", "docs"} <= named
 
 
 def test_the_changelog_names_every_command() -> None:

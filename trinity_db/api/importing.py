@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trinity_db.api.reading import arrow_needed
 from trinity_db.data.dataset import shared_prompts
 from trinity_db.data.files.cells import csv_reader
 from trinity_db.data.files.program_rows import ProgramRows
@@ -75,4 +76,5 @@ def import_of(
     """Import a program's rows, or those of a file if `rows` is a path."""
     done = Import(kind, name, mapping, format)
     source = done.file(Path(rows)) if isinstance(rows, str | Path) else ProgramRows(rows)
-    return done.write(database, source, lambda position, total: None)
+    with arrow_needed():
+        return done.write(database, source, lambda position, total: None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from psycopg.errors import UndefinedColumn
 
 from trinity_db.api.conditions import Bound, bind, escaped, identifier
-from trinity_db.api.reading import ARRAYS, CHUNK_ROWS, Answer, needs, read
+from trinity_db.api.reading import ARRAYS, CHUNK_ROWS, Answer, arrow_needed, needs, read
 from trinity_db.errors import ConfigError, MissingExtra, WrongSelect
 from trinity_db.insight.words import cell
 from trinity_db.postgres.connection import Database
@@ -72,10 +72,8 @@ class Query:
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; it must be at least 1.")
-        try:
+        with arrow_needed():
             from trinity_db.api import spool
-        except ModuleNotFoundError as error:
-            raise MissingExtra("arrow", "pyarrow") from error
         statement, drop = self._statement(with_id=self._hides_id), self._hides_id
         return self._told(
             lambda: spool.record_batches(

@@ -13,7 +13,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from trinity_db.api.conditions import Bound
-from trinity_db.errors import TrinityError, WrongSelect
+from trinity_db.errors import MissingExtra, TrinityError, WrongSelect
 from trinity_db.insight.columns import Column
 from trinity_db.insight.statements import columns_of
 from trinity_db.postgres.connection import Database, Transaction, first_line
@@ -80,6 +80,17 @@ def _explained() -> Iterator[None]:
         raise WrongSelect(
             f"The SELECT fails: {error.diag.message_primary or first_line(error)}{hint}"
         ) from error
+
+
+@contextmanager
+def arrow_needed() -> Iterator[None]:
+    """Name the extra if pyarrow is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        raise MissingExtra("arrow", "pyarrow") from error
 
 
 def needs(package: str, method: str) -> TrinityError:

@@ -11,6 +11,7 @@ from trinity_db.api import rewards, run
 from trinity_db.api.conditions import Values, bind
 from trinity_db.api.importing import import_of
 from trinity_db.api.query import Query
+from trinity_db.api.reading import arrow_needed
 from trinity_db.api.run import Run
 from trinity_db.config.base import hint
 from trinity_db.data.exporter import export_rows
@@ -123,7 +124,8 @@ class Store:
         """
         if kind not in get_args(Kind):
             raise ConfigError(f"There is no kind of rows '{kind}'; {hint(kind, get_args(Kind))}")
-        return self._retried(lambda: export_rows(self._reader, kind, name, Path(path), lambda rows: None))
+        with arrow_needed():
+            return self._retried(lambda: export_rows(self._reader, kind, name, Path(path), lambda rows: None))
 
     def reward(
         self,

@@ -6,7 +6,7 @@ from typing import Any
 
 from trinity_db.data.records.strict_json import DECODER
 from trinity_db.data.rejects import Rejected
-from trinity_db.errors import ImportFileError, MissingExtra
+from trinity_db.errors import ImportFileError
 
 Row = dict[str, Any]
 
@@ -35,10 +35,7 @@ class ProgramRows:
 
 
 def _of_table(table: Any) -> Iterator[Row | Rejected]:
-    try:
-        import pyarrow as pa
-    except ModuleNotFoundError as error:
-        raise MissingExtra("arrow", "pyarrow") from error
+    import pyarrow as pa
 
     from trinity_db.data.files.tables import BATCH_ROWS, json_rows
 
