@@ -158,6 +158,27 @@ def test_a_store_goes_on_after_the_server_has_ended_its_session(scene: Scene, tm
         assert store.export("tasks", "tasks", tmp_path / "tasks.jsonl") == 8
 
 
+FORKS = """
+import os, sys, trinity_db
+
+store = trinity_db.connect(sys.argv[1])
+session = store.sql("SELECT pg_backend_pid() AS pid")
+before = session.to_list()
+child = os.fork()
+if child == 0:
+    is_other = session.to_list() != before
+    store.close()
+    os._exit(0 if is_other else 1)
+assert os.waitpid(child, 0)[1] == 0, "the child used its parent's session"
+assert session.to_list() == before, "the child ended its parent's session"
+"""
+
+
+def test_a_forked_process_has_a_session_of_its_own(scene: Scene) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS, scene.database.url], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_wrong_arguments_are_named(scene: Scene, store: trinity_db.Store, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no kind of rows 'task'; did you mean 'tasks'"):
         store.export("tasks", "task", tmp_path / "tasks.jsonl")  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ transaction, for that transaction alone.
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -151,7 +152,7 @@ class Database:
 
     def close(self) -> None:
         """Close this thread's connection, if it has one."""
-        connection = getattr(self._local, "connection", None)
+        connection = self._own()
         if connection is not None:
             connection.close()
             self._local.connection = None
@@ -162,11 +163,17 @@ class Database:
         Raises:
             DatabaseUnavailable: if no database answers.
         """
-        connection: Transaction | None = getattr(self._local, "connection", None)
+        connection = self._own()
         if connection is None or connection.closed or connection.broken:
             self.close()
             connection = self._connect()
-            self._local.connection = connection
+            self._local.connection, self._local.process = connection, os.getpid()
+        return connection
+
+    def _own(self) -> Transaction | None:
+        """Return this thread's connection. After a fork it is the parent's, which the child must not use."""
+        is_own = getattr(self._local, "process", None) == os.getpid()
+        connection: Transaction | None = self._local.connection if is_own else None
         return connection
 
     def _send_announcements(self, connection: Transaction) -> None:
