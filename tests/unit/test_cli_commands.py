@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from tests.support.command_line import CommandLine
 from trinity_db import cli
@@ -44,7 +45,12 @@ def test_a_command_says_what_it_does_and_gives_an_example_to_paste(name: str) ->
     assert "\n" not in sentence
     assert label == "Example:"
     assert f"trinity-db {name}" in example
-    assert all(line.startswith("    ") and len(line) <= PASTED for line in example.rstrip().split("\n"))
+    lines = example.removeprefix("\b\n").rstrip().split("\n")
+    assert all(line.startswith("    ") and len(line) <= PASTED for line in lines)
+    shown = CliRunner().invoke(
+        cli.app, [*name.split(), "--help"], prog_name="trinity-db", env={"COLUMNS": "80"}
+    )
+    assert {f"  {line}" for line in lines} <= {*shown.output.split("\n")}
 
 
 def test_the_help_answers_at_once() -> None:

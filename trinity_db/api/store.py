@@ -49,8 +49,7 @@ def connect(url: str | None = None, *, read_only: bool = True, timeout: float = 
 
 
 class Store:
-    """An open store. It may be used by several threads and forked processes, and closes at the end of a `with`
-    block."""
+    """An open store, which closes at the end of a `with` block. Threads and forked processes may use it."""
 
     def __init__(self, url: str | None, reader: Database, read_only: bool, timeout: float) -> None:
         self._url = url

@@ -83,6 +83,7 @@ def explain(
 
     Example:
 
+    \b
         trinity-db config explain trainer.reference
         trinity-db config explain algorithm.kl.coefficient
     """
@@ -138,6 +139,7 @@ def show(
 
     Example:
 
+    \b
         trinity-db config show configs/gsm8k/explore.yaml
         trinity-db config show gsm8k-explore
     """

@@ -35,6 +35,7 @@ def download(
 
     Example:
 
+    \b
         trinity-db download openai/gsm8k --subset main --split train
         trinity-db import gsm8k --as tasks --map prompt=question
         trinity-db download --model Qwen/Qwen2.5-0.5B-Instruct

@@ -57,6 +57,7 @@ def search(
 
     Example:
 
+    \b
         trinity-db search "apples -pears" --run demo-1
         trinity-db search "the model gives up" --config my-run.yaml
     """

@@ -39,6 +39,7 @@ def serve(
 
     Example:
 
+    \b
         trinity-db serve my-run.yaml --port 8410
         trinity-db serve my-run.yaml --plain --version 40
     """

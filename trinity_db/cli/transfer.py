@@ -113,6 +113,7 @@ def import_(
 
     Example:
 
+    \b
         trinity-db import pairs.jsonl --as preferences --map prompt=question
         trinity-db import pairs.jsonl --as preferences --preview 3
         trinity-db import attempts.jsonl --as traces --name attempts
@@ -179,6 +180,7 @@ def export(
 
     Example:
 
+    \b
         trinity-db export reverse --as run copy-of-reverse --checkpoints
         trinity-db export reverse --as traces --to reverse.jsonl
         trinity-db export reverse --as model --version 40 reverse-40
