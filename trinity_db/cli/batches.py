@@ -41,12 +41,12 @@ def batches(
 
     with closing(open_reader()) as database, database.transaction(read_only=True) as tx:
         values = {"run_id": runs.find(tx, run).id, "limit": last}
-        found = tx.execute(query("list_batches"), values).fetchall()
+        batch_rows = tx.execute(query("list_batches"), values).fetchall()
     if as_json:
-        output.print_json(found)
-    elif found:
+        output.print_json(batch_rows)
+    elif batch_rows:
         console = output.console(sys.stdout)
-        rows = [_row(batch) for batch in found]
+        rows = [_row(batch) for batch in batch_rows]
         console.print(output.fitted(COLUMNS, rows, console.width, EXPENDABLE, NUMBERS))
     else:
         print(f"Run '{run}' has not drawn a batch yet.")

@@ -17,7 +17,7 @@ app = typer.Typer(help="Create, explain, show and check configurations.", no_arg
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-class What(StrEnum):
+class Kind(StrEnum):
     """Lists of `config list`."""
 
     RECIPES = "recipes"
@@ -89,17 +89,17 @@ def explain(
     """
     from trinity_db.cli import explained
 
-    found = explained.explain(key) if key is not None else explained.top()
+    explanations = explained.explain(key) if key is not None else explained.top()
     if as_json:
-        output.print_json([one.to_json() for one in found])
+        output.print_json([explanation.to_json() for explanation in explanations])
     else:
-        print("\n\n".join("\n".join(one.lines()) for one in found))
+        print("\n\n".join("\n".join(explanation.lines()) for explanation in explanations))
 
 
 @app.command("list")
 def list_(
-    what: Annotated[
-        What | None, typer.Argument(metavar="[recipes|parts]", help="Which list. Default: both.")
+    kind: Annotated[
+        Kind | None, typer.Argument(metavar="[recipes|parts]", help="Which list. Default: both.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -111,15 +111,17 @@ def list_(
     """
     from trinity_db.cli import explained
 
-    wanted = [what] if what is not None else list(What)
-    found = {one.value: explained.recipes() if one is What.RECIPES else explained.parts() for one in wanted}
+    wanted = [kind] if kind is not None else list(Kind)
+    tables = {
+        kind.value: explained.recipes() if kind is Kind.RECIPES else explained.parts() for kind in wanted
+    }
     if as_json:
-        output.print_json(found)
+        output.print_json(tables)
         return
-    for place, (title, rows) in enumerate(found.items()):
-        if place:
+    for index, (title, rows) in enumerate(tables.items()):
+        if index:
             print()
-        if len(found) > 1:
+        if len(tables) > 1:
             print(f"{title}\n")
         _table(rows)
 
@@ -147,9 +149,11 @@ def show(
 
     values = value_origins.of(config, overrides or ())
     if as_json:
-        output.print_json({one.key: {"value": one.value, "from": one.origin} for one in values})
+        output.print_json({entry.key: {"value": entry.value, "from": entry.origin} for entry in values})
     else:
-        _table([{"key": one.key, "value": _in_a_line(one.value), "from": one.origin} for one in values])
+        _table(
+            [{"key": entry.key, "value": _in_a_line(entry.value), "from": entry.origin} for entry in values]
+        )
 
 
 @app.command()
@@ -167,10 +171,10 @@ def check(config: Config, overrides: Overrides = None) -> None:
     """
     from trinity_db.run import checks, first_task
 
-    found = checks.mistakes(config, overrides or ())
-    for mistake in found:
+    mistakes = checks.mistakes(config, overrides or ())
+    for mistake in mistakes:
         print(f"error: {config}: {' '.join(mistake.split())}", file=sys.stderr)
-    if found:
+    if mistakes:
         raise typer.Exit(1)
     lines, warning = first_task.of_file(config, overrides or ())
     print("\n".join(lines))
@@ -210,5 +214,5 @@ def _in_a_line(value: Any) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {output.spelled(one)}" for key, one in value.items())
+        return ", ".join(f"{key}: {output.spelled(item)}" for key, item in value.items())
     return str(value)

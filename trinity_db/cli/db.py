@@ -47,9 +47,9 @@ def upgrade() -> None:
     from trinity_db.worker.service import LEASE_SECONDS
 
     url = opening.location()
-    found = upgrades.schema_version(url)
+    old_version = upgrades.schema_version(url)
     opening.upgrade(url, lambda lock: upgrades.make_room(lock, url, LEASE_SECONDS, _name_workers))
-    print(f"The schema was {found or 'missing'} and is now {schema.HEAD}.")
+    print(f"The schema was {old_version or 'missing'} and is now {schema.HEAD}.")
 
 
 @app.command()
@@ -71,11 +71,11 @@ def check() -> None:
     with connect(url) as connection:
         server = connection.info.server_version
         print(f"server  PostgreSQL {connection.info.parameter_status('server_version')}")
-    found = upgrades.schema_version(url)
-    print(f"schema  {found or 'none'}, this trinity-db needs {schema.HEAD}")
+    version = upgrades.schema_version(url)
+    print(f"schema  {version or 'none'}, this trinity-db needs {schema.HEAD}")
     if server // 10000 < OLDEST_MAJOR:
         raise SchemaMismatch(f"The server is too old; trinity-db needs PostgreSQL {OLDEST_MAJOR} or newer.")
-    if found is None:
+    if version is None:
         raise SchemaMismatch("The database has no trinity-db schema yet; run: trinity-db db init")
     opening.open_database()
 
@@ -99,16 +99,16 @@ def url(
     from trinity_db.postgres import embedded, opening
     from trinity_db.postgres.embedded.home_paths import READER, SUPERUSER
 
-    place = opening.location()
+    location = opening.location()
     if not os.environ.get("TRINITY_DB_URL"):
         cluster = embedded.cluster(base.home())
         login = READER if as_reader else SUPERUSER
-        place = cluster.tcp_url(login) or cluster.url(login=login)
+        location = cluster.tcp_url(login) or cluster.url(login=login)
     elif as_reader:
-        place = os.environ.get("TRINITY_DB_READ_URL", "")
-        if not place:
+        location = os.environ.get("TRINITY_DB_READ_URL", "")
+        if not location:
             raise ConfigError("TRINITY_DB_READ_URL must name a read-only login.")
-    print(place)
+    print(location)
 
 
 @app.command()
@@ -241,11 +241,11 @@ def roles(
     from trinity_db.postgres.connection import connect
     from trinity_db.postgres.opening import open_database
 
-    place = open_database().url
-    with closing(connect(place, autocommit=True)) as connection:
+    url = open_database().url
+    with closing(connect(url, autocommit=True)) as connection:
         logins.open_to_roles(connection)
         if login and role:
-            print(logins.new_login(connection, place, login, role))
+            print(logins.new_login(connection, url, login, role))
         else:
             print(f"The roles are {', '.join(f'trinity_{name}' for name in logins.ROLES)}.")
 
@@ -302,10 +302,10 @@ def _ask_for(workers: list[str]) -> None:
     """Ask whether to stop the server despite its workers. Without a TTY, refuse."""
     if not workers:
         return
-    said = f"These workers use the server and would wait for it: {', '.join(workers)}"
+    warning = f"These workers use the server and would wait for it: {', '.join(workers)}"
     if not sys.stdin.isatty():
-        raise TrinityError(f"{said}. Use --yes to stop it anyway.")
-    typer.confirm(f"{said}. Stop it?", abort=True, err=True)
+        raise TrinityError(f"{warning}. Use --yes to stop it anyway.")
+    typer.confirm(f"{warning}. Stop it?", abort=True, err=True)
 
 
 def _require_embedded(command: str) -> None:

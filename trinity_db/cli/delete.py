@@ -43,17 +43,17 @@ def delete(
 
     with closing(open_database()) as database:
         with database.transaction() as tx:
-            found = runs.find(tx, run)
-            made = deletion.made_from(tx, found)
-            objects = _object_places(policies.with_checkpoint(tx, found.id))
+            run_row = runs.find(tx, run)
+            made = deletion.made_from(tx, run_row)
+            objects = _object_places(policies.with_checkpoint(tx, run_row.id))
         if any(made.values()):
             print(_orphans(run, made), file=sys.stderr)
         if not yes:
             typer.confirm(
-                f"Delete {found.kind} run '{run}' with all its rows and checkpoints?", abort=True, err=True
+                f"Delete {run_row.kind} run '{run}' with all its rows and checkpoints?", abort=True, err=True
             )
         _reach_objects(run, objects)
-        rows, folders, kept = remove(database, found)
+        rows, folders, kept = remove(database, run_row)
     if as_json:
         lost = {"lost_origins": made}
         output.print_json({"run": run, "deleted": rows, **lost, "folders": folders, "kept": kept})
@@ -113,33 +113,37 @@ def _delete_folders(
     identity: dict[str, Any] = {"store": str(instance.id)} | run.identity
     places = dict.fromkeys(
         [
-            *(path.parent for found in checkpoints for path in found.folders),
+            *(path.parent for checkpoint in checkpoints for path in checkpoint.folders),
             *folder.places(default, identity),
         ]
     )
-    own = [place for place in places if folder.clear(place, identity)]
+    own = [path for path in places if folder.clear(path, identity)]
     kept = [
         f"{path}, which is not in a folder that names this run as owner"
-        for found in checkpoints
-        for path in found.folders
+        for checkpoint in checkpoints
+        for path in checkpoint.folders
         if path.parent not in own
         # Version 0 may be a model of the user, which must not be deleted; files of an import belong to the
         # run.
-        and (found.version > 0 or path.is_relative_to(home() / "copies"))
+        and (checkpoint.version > 0 or path.is_relative_to(home() / "copies"))
         and os.path.exists(path)  # Path.exists raises without permission
     ]
     logs = home() / "logs" / run.name
     if logs.is_dir():
         kept.append(f"{logs}, the logs of runs of this name")
-    return [str(place) for place in own], kept
+    return [str(path) for path in own], kept
 
 
 def _object_places(checkpoints: "Sequence[PolicyVersion]") -> list[str]:
     """Addresses below which a run has objects."""
-    return list(dict.fromkeys(found.weights.rpartition("/")[0] for found in checkpoints if found.weights))
+    return list(
+        dict.fromkeys(
+            checkpoint.weights.rpartition("/")[0] for checkpoint in checkpoints if checkpoint.weights
+        )
+    )
 
 
-def _reach_objects(run: str, places: "Sequence[str]") -> None:
+def _reach_objects(run: str, addresses: "Sequence[str]") -> None:
     """Refuse to delete a run whose objects would be left behind: only its rows record their addresses.
 
     Raises:
@@ -148,17 +152,17 @@ def _reach_objects(run: str, places: "Sequence[str]") -> None:
     from trinity_db.errors import TrinityError
     from trinity_db.trainer.checkpoints import uploads
 
-    for place in places:
+    for address in addresses:
         try:
-            uploads.reach(place)
+            uploads.reach(address)
         except TrinityError as error:
-            said = str(error).rstrip(".")
+            reason = str(error).rstrip(".")
             raise TrinityError(
-                f"'{run}' is kept, because its objects would remain: {said}. Retry when the store answers."
+                f"'{run}' is kept, because its objects would remain: {reason}. Retry when the store answers."
             ) from error
 
 
-def _delete_objects(run: "Run", instance: "Instance", places: "Sequence[str]") -> list[str]:
+def _delete_objects(run: "Run", instance: "Instance", addresses: "Sequence[str]") -> list[str]:
     """Delete the versions of this very run in object stores; return what is kept.
 
     Raises:
@@ -168,9 +172,9 @@ def _delete_objects(run: "Run", instance: "Instance", places: "Sequence[str]") -
 
     identity: dict[str, Any] = {"store": str(instance.id)} | run.identity
     return [
-        f"{place}, which does not name this run as owner"
-        for place in places
-        if not uploads.clear(place, identity)
+        f"{address}, which does not name this run as owner"
+        for address in addresses
+        if not uploads.clear(address, identity)
     ]
 
 

@@ -154,7 +154,7 @@ def _run_to_evaluate(
     from trinity_db.store import runs
     from trinity_db.weights.recorded_places import RecordedPlaces
 
-    given = joining.read(config, overrides) if config is not None else None
+    configuration = joining.read(config, overrides) if config is not None else None
     with database.transaction() as tx:
         is_run = subject in runs.names(tx)
         if not is_run and not Path(subject).is_dir() and not hub.is_name(Path(subject)):
@@ -164,14 +164,14 @@ def _run_to_evaluate(
         runs.check_stays(run)
         if run.kind != RunKind.TRAIN:
             raise ConfigError(f"'{subject}' is an imported data set, which has no policy to evaluate.")
-        if given is None:
+        if configuration is None:
             return run, _stored(run), RecordedPlaces()
-        given = model_revisions.pinned(given, run.config)
-        return run, given, joining.recorded_places(given)
-    if given is None:
+        configuration = model_revisions.pinned(configuration, run.config)
+        return run, configuration, joining.recorded_places(configuration)
+    if configuration is None:
         raise ConfigError(f"{subject} is a model: define its workflow and rewards with --config.")
-    has_name = any(one.startswith("name=") for one in overrides)
-    of_model = joining.pinned(_for_model(given, Path(subject), has_name))
+    has_name = any(override.startswith("name=") for override in overrides)
+    of_model = joining.pinned(_for_model(configuration, Path(subject), has_name))
     return _run_of_model(of_model), of_model, joining.recorded_places(of_model)
 
 

@@ -43,8 +43,8 @@ class Explanation:
         yield from textwrap.wrap(self.text, WIDTH, initial_indent="  ", subsequent_indent="  ")
         width = max(map(len, self.facts), default=0)
         for name, value in self.facts.items():
-            said = ", ".join(value) if isinstance(value, list) else str(value)
-            yield from _hanging(f"  {name:<{width}}  ", said)
+            text = ", ".join(value) if isinstance(value, list) else str(value)
+            yield from _hanging(f"  {name:<{width}}  ", text)
         if self.below:
             yield ""
         width = max(map(len, self.below), default=0)
@@ -67,19 +67,19 @@ def explain(key: str) -> list[Explanation]:
     Raises:
         NotFound: if the key, recipe or part does not exist; the message suggests the nearest.
     """
-    found = [_recipe(key)] if key in RECIPES else []
-    found += [_part(kind, one) for kind, one in _parts() if keys.name_of(one) == key]
-    found += [_step(what, name, function) for what, name, function in _steps() if name == key]
+    explanations = [_recipe(key)] if key in RECIPES else []
+    explanations += [_part(kind, part) for kind, part in _parts() if keys.name_of(part) == key]
+    explanations += [_step(kind, name, function) for kind, name, function in _steps() if name == key]
     wrong: NotFound | None = None
     try:
-        found = [*_key(key), *found]
+        explanations = [*_key(key), *explanations]
     except NotFound as error:
         wrong = error
-    found = found or list(_flat_option(key))
-    if not found:
+    explanations = explanations or list(_flat_option(key))
+    if not explanations:
         assert wrong is not None
         raise NotFound(f"There is no '{key}'; {keys.nearest(keys.of_fields(RunConfig, key), names())}")
-    return found
+    return explanations
 
 
 def top() -> list[Explanation]:
@@ -89,7 +89,7 @@ def top() -> list[Explanation]:
 
 def names() -> list[str]:
     """Names of everything that can be explained."""
-    parts = (keys.name_of(one) for _, one in _parts())
+    parts = (keys.name_of(part) for _, part in _parts())
     steps = (name for _, name, _ in _steps())
     return list(dict.fromkeys([*keys.every(RunConfig), *RECIPES, *parts, *steps]))
 
@@ -104,8 +104,8 @@ def recipes() -> list[dict[str, Any]]:
 
 def parts() -> list[dict[str, Any]]:
     """List the parts and processing steps, with their options and defaults."""
-    known = [(kind, keys.name_of(one), keys.options_of(one), one.__doc__) for kind, one in _parts()]
-    known += [(what, name, _options(one), inspect.getdoc(one)) for what, name, one in _steps()]
+    known = [(kind, keys.name_of(part), keys.options_of(part), part.__doc__) for kind, part in _parts()]
+    known += [(kind, name, _options(step), inspect.getdoc(step)) for kind, name, step in _steps()]
     return [
         {
             "kind": kind,
@@ -120,10 +120,10 @@ def parts() -> list[dict[str, Any]]:
 def _parts() -> list[tuple[str, type[BaseModel]]]:
     """Parts that a configuration may name, with their kinds."""
     return [
-        (kind, one)
+        (kind, part)
         for kind, union in KINDS.items()
-        for one in sections_in(union)
-        if keys.name_of(one) != "own"
+        for part in sections_in(union)
+        if keys.name_of(part) != "own"
     ]
 
 
@@ -153,7 +153,9 @@ def _key(key: str) -> Iterator[Explanation]:
             below |= _below(section) if is_one else {str(name): keys.line(section.__doc__)}
         above, _, last = key.rpartition(".")
         if above == "processors" and last in LISTS:
-            below |= {one: keys.line(inspect.getdoc(step)) for one, step in LISTS[last].known.items()}
+            below |= {
+                step_name: keys.line(inspect.getdoc(step)) for step_name, step in LISTS[last].known.items()
+            }
         yield Explanation(key, meaning.text, facts, below)
 
 
@@ -186,8 +188,8 @@ def _part(kind: str, section: type[BaseModel]) -> Explanation:
     return Explanation(keys.name_of(section), text, {"type": f"part ({kind})"}, _below(section))
 
 
-def _step(what: str, name: str, step: Callable[..., Any]) -> Explanation:
-    return Explanation(name, keys.line(inspect.getdoc(step)), {"type": what}, _texts(_options(step)))
+def _step(kind: str, name: str, step: Callable[..., Any]) -> Explanation:
+    return Explanation(name, keys.line(inspect.getdoc(step)), {"type": kind}, _texts(_options(step)))
 
 
 def _below(section: type[BaseModel]) -> dict[str, str]:

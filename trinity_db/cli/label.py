@@ -83,30 +83,30 @@ def label(
 
     with closing(open_database()) as database:
         with database.transaction() as tx:
-            found = runs.find(tx, run)
-        runs.check_stays(found)
-        given = {"verdicts": verdicts, "name": name, "weight": weight, **_grades(grades)}
-        question = _question(found.config, given)
+            run_row = runs.find(tx, run)
+        runs.check_stays(run_row)
+        options = {"verdicts": verdicts, "name": name, "weight": weight, **_grades(grades)}
+        question = _question(run_row.config, options)
         if ask is not None:
-            _ask(database, found, ask, question)
+            _ask(database, run_row, ask, question)
         elif export is not None:
-            label_files.export(database, found, export, to, pairs, question)
+            label_files.export(database, run_row, export, to, pairs, question)
         elif file is not None:
-            label_files.import_(database, found, file)
+            label_files.import_(database, run_row, file)
         else:
-            _judge(database, found, pairs, question, _author(by), scores)
+            _judge(database, run_row, pairs, question, _author(by), scores)
 
 
-def _grades(given: str | None) -> dict[str, int]:
-    if given is None:
+def _grades(grades: str | None) -> dict[str, int]:
+    if grades is None:
         return {}
-    lowest, _, highest = given.partition("-")
+    lowest, _, highest = grades.partition("-")
     if not (len(lowest) == len(highest) == 1 and (lowest + highest).isdecimal() and lowest < highest):
-        raise typer.BadParameter(f"--grades {given}: give two digits, the worst grade first, such as 1-5")
+        raise typer.BadParameter(f"--grades {grades}: give two digits, the worst grade first, such as 1-5")
     return {"lowest": int(lowest), "highest": int(highest)}
 
 
-def _question(config: Mapping[str, Any], given: Mapping[str, Any]) -> "Question":
+def _question(config: Mapping[str, Any], options: Mapping[str, Any]) -> "Question":
     """Return what people are asked: from the command's options, or else from the run's configuration.
 
     Raises:
@@ -115,10 +115,10 @@ def _question(config: Mapping[str, Any], given: Mapping[str, Any]) -> "Question"
     from trinity_db.people.question import question
     from trinity_db.store.rewards import MAX_REWARD, check_words
 
-    check_words([given["name"]], "'--name'")
-    if not abs(given["weight"]) <= MAX_REWARD / 10:
+    check_words([options["name"]], "'--name'")
+    if not abs(options["weight"]) <= MAX_REWARD / 10:
         raise ConfigError(f"--weight must be a number up to {MAX_REWARD / 10:g}.")
-    return question(config, given)
+    return question(config, options)
 
 
 def _author(by: str | None) -> str:
@@ -138,8 +138,8 @@ def _ask(database: "Database", run: "Run", condition: str, question: "Question")
     with database.transaction(read_only=True) as tx:
         ids = reviews.find_rows(tx, run, condition)
     with database.transaction() as tx:
-        asked = reviews.ask_rows(tx, run.id, ids, question)
-    print(f"{len(ids)} rows of '{run.name}' meet the condition; {asked} of them are new in the queue.")
+        num_new = reviews.ask_rows(tx, run.id, ids, question)
+    print(f"{len(ids)} rows of '{run.name}' meet the condition; {num_new} of them are new in the queue.")
 
 
 def _judge(

@@ -47,36 +47,38 @@ def import_(database: "Database", run: "Run", file: Path) -> None:
     """Import the verdicts in a file. Importing a file again changes nothing."""
     from trinity_db.data import annotations
 
-    found = sorted(annotations.read(file), key=lambda given: given.review_id)
+    verdicts = sorted(annotations.read(file), key=lambda verdict: verdict.review_id)
     outcomes = []
-    for begin in range(0, len(found), AT_ONCE):
-        outcomes += _give(database, run, found[begin : begin + AT_ONCE], file)
+    for begin in range(0, len(verdicts), AT_ONCE):
+        outcomes += _give(database, run, verdicts[begin : begin + AT_ONCE], file)
     counts = {outcome: outcomes.count(outcome) for outcome in ("new", "changed", "known")}
     print(f"{counts['new']} verdicts are new, {counts['changed']} changed, {counts['known']} already known.")
 
 
-def _give(database: "Database", run: "Run", some: "list[FileVerdict]", file: Path) -> list[str]:
+def _give(database: "Database", run: "Run", verdicts: "list[FileVerdict]", file: Path) -> list[str]:
     deadline = time.monotonic() + RETRY_SECONDS
 
     def give() -> list[str]:
         with database.transaction() as tx:
-            return [_one(tx, run, given, file) for given in some]
+            return [_one(tx, run, verdict, file) for verdict in verdicts]
 
     return database.retry(give, give_up=lambda: time.monotonic() > deadline)
 
 
-def _one(tx: "Transaction", run: "Run", given: "FileVerdict", file: Path) -> str:
+def _one(tx: "Transaction", run: "Run", verdict: "FileVerdict", file: Path) -> str:
     from trinity_db.errors import NotFound
     from trinity_db.store import verdicts
     from trinity_db.store.rewards import check_words
 
     try:
-        check_words([given.author], "the author")
-        about = (given.review_id, given.author, given.verdict, given.swapped)
+        check_words([verdict.author], "the author")
+        about = (verdict.review_id, verdict.author, verdict.verdict, verdict.swapped)
         return verdicts.give(tx, run.id, *about)
     except (ConfigError, NotFound) as error:
-        said = str(error).rstrip(".")
-        raise ConfigError(f"{file}: {given.location}: {said}. Fix it and import the file again.") from None
+        reason = str(error).rstrip(".")
+        raise ConfigError(
+            f"{file}: {verdict.location}: {reason}. Fix it and import the file again."
+        ) from None
 
 
 def remedy(run: "Run", pairs: bool) -> str:

@@ -70,9 +70,9 @@ def _print_text(console: "Console", name: str, text: str) -> None:
 def _prompt(claim: "ReviewClaim") -> str:
     """Prompt of a claim, turn by turn if it is a list of messages."""
     messages = claim.messages
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         return claim.prompt
-    return "\n".join(f"{one.get('role', '?')}: {scalar(one.get('content'))}" for one in messages)
+    return "\n".join(f"{message.get('role', '?')}: {scalar(message.get('content'))}" for message in messages)
 
 
 def print_rewards(console: "Console", claim: "ReviewClaim", parts: Sequence["RewardPart"]) -> None:
@@ -148,5 +148,5 @@ class Keys:
                 return END
             line, _, self._rest = self._rest.partition(b"\n")
             self.line += 1
-            if said := line.decode(errors="replace").strip().lower():
-                return said
+            if key := line.decode(errors="replace").strip().lower():
+                return key

@@ -80,8 +80,8 @@ def _catch_up(database: "Database", run: "Run", sinks: "list[Sink]", as_json: bo
     if as_json:
         output.print_json(counts)
         return
-    for place, count in counts.items():
-        print(f"{place}: {count} numbers of run '{run.name}'")
+    for name, count in counts.items():
+        print(f"{name}: {count} numbers of run '{run.name}'")
 
 
 def _follow(database: "Database", run: "Run", sinks: "list[Sink]") -> None:

@@ -57,10 +57,10 @@ def fitted(
     Leaves out empty columns, then as many expendable ones as necessary, in order; a line below names those.
     If it is still too wide, cells are wrapped.
     """
-    shown = [name for place, name in enumerate(columns) if any(row[place] for row in rows)]
+    shown = [name for index, name in enumerate(columns) if any(row[index] for row in rows)]
     widths = {
-        name: max(len(name), *(len(row[place]) for row in rows))
-        for place, name in enumerate(columns)
+        name: max(len(name), *(len(row[index]) for row in rows))
+        for index, name in enumerate(columns)
         if name in shown
     }
     left_out = []
@@ -105,8 +105,8 @@ def spelled(value: Any) -> str:
     if isinstance(value, list):
         return " + ".join(map(spelled, value))
     if isinstance(value, Mapping):
-        given = ", ".join(f"{key}: {scalar(one)}" for key, one in value.items() if key != "name")
-        return f"{value['name']} ({given})" if given else str(value["name"])
+        options = ", ".join(f"{key}: {scalar(option)}" for key, option in value.items() if key != "name")
+        return f"{value['name']} ({options})" if options else str(value["name"])
     return scalar(value)
 
 

@@ -83,16 +83,16 @@ def _find(tx: "Transaction", name: str) -> tuple[int | None, int | None]:
     """
     from trinity_db.store import runs
 
-    found: list[int | None] = []
+    ids: list[int | None] = []
     for find in (runs.find_taskset, lambda tx, name: runs.find(tx, name, "taskset, data set or run").id):
         try:
-            found.append(find(tx, name))
+            ids.append(find(tx, name))
         except NotFound as error:
             missing = error
-            found.append(None)
-    if found == [None, None]:
+            ids.append(None)
+    if ids == [None, None]:
         raise missing
-    return found[0], found[1]
+    return ids[0], ids[1]
 
 
 def _compare(
@@ -110,21 +110,23 @@ def _compare(
         "too_short": tasks.too_short,
     }
     for rows in overlaps.tasks(database, taskset_id) if taskset_id is not None else ():
-        found = [
-            replace(one, of_task_id=row["id"])
+        matches = [
+            replace(match, of_task_id=row["id"])
             for row in rows
-            for one in tasks.found_in(texts(row["payload"]))
-            if one.task_id != row["id"]
+            for match in tasks.found_in(texts(row["payload"]))
+            if match.task_id != row["id"]
         ]
         with database.transaction() as tx:
-            counts["new"] += overlaps.write(tx, tasks.measure, found)
+            counts["new"] += overlaps.write(tx, tasks.measure, matches)
         counts["tasks"] += len(rows)
     for rows in overlaps.responses(database, run_id) if run_id is not None else ():
-        found = [
-            replace(one, experience_id=row["id"]) for row in rows for one in tasks.found_in([row["response"]])
+        matches = [
+            replace(match, experience_id=row["id"])
+            for row in rows
+            for match in tasks.found_in([row["response"]])
         ]
         with database.transaction() as tx:
-            counts["new"] += overlaps.write(tx, tasks.measure, found)
+            counts["new"] += overlaps.write(tx, tasks.measure, matches)
         counts["rows"] += len(rows)
     return counts
 

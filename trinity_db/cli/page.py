@@ -97,7 +97,7 @@ def page(
         return
 
 
-def _check_people(people: Path | None, by: str | None, given: dict[str, str | None]) -> None:
+def _check_people(people: Path | None, by: str | None, options: dict[str, str | None]) -> None:
     """Refuse options that do not go together.
 
     Raises:
@@ -105,7 +105,7 @@ def _check_people(people: Path | None, by: str | None, given: dict[str, str | No
     """
     if people is not None and by is not None:
         raise ConfigError("--by is for a page of one person: with --people, write your name into that file.")
-    if people is None and (only := [name for name, value in given.items() if value is not None]):
+    if people is None and (only := [name for name, value in options.items() if value is not None]):
         raise ConfigError(
             f"{only[0]} needs named people: write a file with a line for each, such as 'ann: manage', and "
             "name it with --people FILE."
@@ -151,7 +151,11 @@ def _serve_people(keyring: "Keyring", models: "Models", listening: "Listening") 
     def announce(origin: "Origin") -> None:
         for name, key in keyring.complete().items():
             print(_line(name, origin, key))
-        people = [f"{one.name} ({one.right.word})" for one in keyring.visitors().values() if one.right]
+        people = [
+            f"{visitor.name} ({visitor.right.word})"
+            for visitor in keyring.visitors().values()
+            if visitor.right
+        ]
         print(f"{origin} is open to {', '.join(people)}.\nPress Ctrl-C to end the page.", flush=True)
 
     if listening.warning is not None:

@@ -93,13 +93,13 @@ def wake(
             with database.transaction() as tx:
                 return parks.answer(tx, ticket, value, by or login())
 
-        given = database.retry(give, give_up=lambda: time.monotonic() > deadline)
-    if given.run_state != "active":
-        then = f"run '{given.run}' is {given.run_state}, so the attempt continues only if the run does"
-    elif given.parked_at is None:
+        answered = database.retry(give, give_up=lambda: time.monotonic() > deadline)
+    if answered.run_state != "active":
+        then = f"run '{answered.run}' is {answered.run_state}, so the attempt continues only if the run does"
+    elif answered.parked_at is None:
         then = "the attempt continues as soon as it is parked"
     else:
-        then = f"an explorer of run '{given.run}' continues the attempt"
+        then = f"an explorer of run '{answered.run}' continues the attempt"
     print(f"Ticket {ticket} is answered: {then}.")
 
 
@@ -111,17 +111,17 @@ def _value(answer: str | None, file: Path | None) -> Any:
     """
     from trinity_db.store import parks
 
-    what = "The answer" if file is None else f"The answer in {file}"
+    subject = "The answer" if file is None else f"The answer in {file}"
     try:
         text = ("null" if answer is None else answer) if file is None else file.read_text()
         value = json.loads(text)
-        parks.check(value, what)
+        parks.check(value, subject)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}.") from None
     except (ValueError, TypeError, RecursionError) as error:
         hint = """; quote a text: '"yes"'""" if isinstance(error, json.JSONDecodeError) else ""
-        said = str(error) if str(error).startswith(what) else f"{what} is not JSON: {error}"
-        raise ConfigError(f"{said.rstrip('.')}{hint}.") from None
+        reason = str(error) if str(error).startswith(subject) else f"{subject} is not JSON: {error}"
+        raise ConfigError(f"{reason.rstrip('.')}{hint}.") from None
     return value
 
 

@@ -72,21 +72,23 @@ def prune(
     ]
     families = named or [PAYLOADS, CALLS, METRICS, PROCESSING]
     with closing(open_database()) as database:
-        found = _runs(database, run)
+        runs = _runs(database, run)
         if not dry_run and not yes:
-            what = ", ".join(family.name for family in families)
-            whose = f"run '{run}'" if run is not None else f"all {len(found)} runs"
-            typer.confirm(f"Permanently delete {what} of {whose}?", abort=True, err=True)
-        pruned = {one.name: _prune(database, one, families, age, keep_versions, dry_run) for one in found}
+            kinds = ", ".join(family.name for family in families)
+            whose = f"run '{run}'" if run is not None else f"all {len(runs)} runs"
+            typer.confirm(f"Permanently delete {kinds} of {whose}?", abort=True, err=True)
+        pruned = {
+            run_row.name: _prune(database, run_row, families, age, keep_versions, dry_run) for run_row in runs
+        }
     if as_json:
-        said = [
-            {"run": name, "dry_run": dry_run, **{family: asdict(count) for family, count in of.items()}}
-            for name, of in pruned.items()
+        records = [
+            {"run": name, "dry_run": dry_run, **{family: asdict(count) for family, count in counts.items()}}
+            for name, counts in pruned.items()
         ]
-        output.print_json(said)
+        output.print_json(records)
         return
-    for name, of in pruned.items():
-        print(f"{'Would prune' if dry_run else 'Pruned'} '{name}': {_described(of)}.")
+    for name, counts in pruned.items():
+        print(f"{'Would prune' if dry_run else 'Pruned'} '{name}': {_described(counts)}.")
     if not pruned:
         print("There are no runs to prune.")
 
@@ -111,11 +113,11 @@ def _runs(database: "Database", name: str | None) -> "list[Run]":
     with database.transaction() as tx:
         if name is None:
             names = [row["name"] for row in tx.execute(query("prunable_runs"))]
-            return [runs.find(tx, each) for each in names]
-        found = runs.find(tx, name)
-    if found.kind != RunKind.TRAIN:
+            return [runs.find(tx, run_name) for run_name in names]
+        run_row = runs.find(tx, name)
+    if run_row.kind != RunKind.TRAIN:
         raise ConfigError(f"'{name}' is a data set, which runs may read again; only runs can be pruned.")
-    return [found]
+    return [run_row]
 
 
 def _prune(

@@ -157,17 +157,17 @@ def _run_to_rescore(
     from trinity_db.schema.states import RunKind
     from trinity_db.store import runs
 
-    given = joining.read(path, ()) if path is not None else None
+    configuration = joining.read(path, ()) if path is not None else None
     with database.transaction() as tx:
         run = runs.find(tx, name)
     runs.check_stays(run)
     if run.kind != RunKind.TRAIN:
         raise ConfigError(f"'{name}' is an imported data set, whose rows no step has judged.")
-    if given is not None:
-        return run, model_revisions.pinned(given, run.config)
+    if configuration is not None:
+        return run, model_revisions.pinned(configuration, run.config)
     config = validate(RunConfig, run.config, f"The configuration of run '{name}'", context=STORED)
-    asked = [step for step in config.processors.score if not named or step.name in named]
-    rewarding = [step for step in asked if step.name != TEACHER]
+    steps = [step for step in config.processors.score if not named or step.name in named]
+    rewarding = [step for step in steps if step.name != TEACHER]
     trust.check_stored(run.name, {"processors.score": rewarding})
     return run, config
 
@@ -189,10 +189,10 @@ def _steps(config: "RunConfig", named: Sequence[str]) -> "list[Step]":
             if not named
             else "--steps names no step that gives a reward."
         )
-    found = lists.load(ProcessorsConfig(clean=[], score=configs))["score"]
-    for step in found:
+    steps = lists.load(ProcessorsConfig(clean=[], score=configs))["score"]
+    for step in steps:
         step.check(config.model)
-    return list(found)
+    return list(steps)
 
 
 def _named(config: "RunConfig", named: Sequence[str]) -> "list[ScoreStepConfig]":
@@ -209,13 +209,13 @@ def _named(config: "RunConfig", named: Sequence[str]) -> "list[ScoreStepConfig]"
     from trinity_db.run import model_revisions
 
     own = {step.name: step for step in config.processors.score}
-    found: list[Any] = []
-    for one in named:
-        if one.endswith((".yaml", ".yml")):
-            found += [_weighed(step, own) for step in _in_file(Path(one))]
+    configs: list[Any] = []
+    for name in named:
+        if name.endswith((".yaml", ".yml")):
+            configs += [_weighed(step, own) for step in _in_file(Path(name))]
         else:
-            found.append(own[one].model_dump() if one in own else {"name": one, "weight": 0.0})
-    steps = validate(ProcessorsConfig, {"clean": [], "score": found}, "--steps").score
+            configs.append(own[name].model_dump() if name in own else {"name": name, "weight": 0.0})
+    steps = validate(ProcessorsConfig, {"clean": [], "score": configs}, "--steps").score
     return [model_revisions.pinned_step(step) for step in steps]
 
 
@@ -224,19 +224,19 @@ def _in_file(path: Path) -> list[Any]:
 
     content = content_of(path)
     section = content.get("processors", content)
-    found = section.get("score") if isinstance(section, dict) else None
-    if not isinstance(found, list):
+    steps = section.get("score") if isinstance(section, dict) else None
+    if not isinstance(steps, list):
         raise ConfigError(f"{path}: contains no steps; list them under score, as in the processors of a run.")
-    return found
+    return steps
 
 
 def _weighed(step: Any, own: "Mapping[str, ScoreStepConfig]") -> Any:
     """A step of a file, with a weight."""
-    given = {"name": step} if isinstance(step, str) else step
-    if not isinstance(given, dict) or "weight" in given:
-        return given
-    known = own.get(given.get("name", ""))
-    return {**given, "weight": 0.0 if known is None else known.weight}
+    config = {"name": step} if isinstance(step, str) else step
+    if not isinstance(config, dict) or "weight" in config:
+        return config
+    known = own.get(config.get("name", ""))
+    return {**config, "weight": 0.0 if known is None else known.weight}
 
 
 def _selected(database: "Database", run: "Run", selection: "RescoreSelection") -> list[int] | None:
@@ -283,8 +283,8 @@ def _carry_out(rescorer: "Rescorer", as_json: bool) -> None:
         print("Stopped; repeat the command to continue.", file=sys.stderr)
         raise typer.Exit(STOPPED)
     if done["failed"]:
-        said = "Groups with failed rows keep their rewards; repeat the command to retry them."
-        print(said, file=sys.stderr)
+        hint = "Groups with failed rows keep their rewards; repeat the command to retry them."
+        print(hint, file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -300,8 +300,10 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
         f"{name}, weight {weight:g}{'' if weight else ' (not part of the reward)'}"
         for name, weight in facts["steps"].items()
     ]
-    said = {label: facts[name] for name, label in LABELS.items() if name in facts}
-    output.console(sys.stdout).print(output.facts({"run": facts["run"], "steps": "; ".join(steps), **said}))
+    labelled = {label: facts[name] for name, label in LABELS.items() if name in facts}
+    output.console(sys.stdout).print(
+        output.facts({"run": facts["run"], "steps": "; ".join(steps), **labelled})
+    )
 
 
 @contextmanager

@@ -70,14 +70,14 @@ def search(
     with closing(open_reader()) as database:
         with database.transaction(read_only=True) as tx:
             run_id = runs.find(tx, run, "run or data set").id if run is not None else None
-        found = None if by_words else _by_meaning(database, wanted, by_id, run_id, limit, config or ())
-        if found is None:
-            found = _by_text(database, wanted, by_id, run_id, limit)
+        rows = None if by_words else _by_meaning(database, wanted, by_id, run_id, limit, config or ())
+        if rows is None:
+            rows = _by_text(database, wanted, by_id, run_id, limit)
     if as_json:
-        output.print_json(found)
-    elif found:
+        output.print_json(rows)
+    elif rows:
         console = output.console(sys.stdout)
-        cells = [[_cell(one[column]) for column in COLUMNS] for one in found]
+        cells = [[_cell(row[column]) for column in COLUMNS] for row in rows]
         console.print(output.fitted(COLUMNS, cells, console.width, EXPENDABLE, NUMBERS))
     else:
         print(f"No row {f'is similar to {wanted}' if by_id else f'contains {wanted!r}'}.")
@@ -128,18 +128,18 @@ def _by_text(
     return rows.by_words(database, wanted, run_id, limit)
 
 
-def _likeness(asked: str) -> Callable[[str], float]:
+def _likeness(text: str) -> Callable[[str], float]:
     """Return a similarity measure: the share of word sequences in both responses among those in either."""
     from trinity_db.processors.jobs.words import runs, words
     from trinity_db.store.neighbours import jaccard
 
-    split = words(asked)
+    split = words(text)
     length = min(LONGEST_RUN, max(len(split), 1))
     own = frozenset(runs(split, length))
 
     def score(other: str) -> float:
-        found = frozenset(runs(words(other), length))
-        return jaccard(own, found) if own and found else 0.0
+        sequences = frozenset(runs(words(other), length))
+        return jaccard(own, sequences) if own and sequences else 0.0
 
     return score
 

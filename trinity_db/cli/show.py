@@ -60,34 +60,34 @@ def show(
     from trinity_db.postgres.opening import open_reader
 
     with closing(open_reader()) as database:
-        found = show.experience(database, experience_id)
-        folder = found.pop("tokenizer")
-        read = show.tokens(database, experience_id) if found["arrays_pruned_at"] is None else None
+        experience = show.experience(database, experience_id)
+        folder = experience.pop("tokenizer")
+        read = show.tokens(database, experience_id) if experience["arrays_pruned_at"] is None else None
     if read is not None and (as_json or tokens > 0):
         read |= show.texts(read["token_ids"], folder)
-    found["tokens"] = read
+    experience["tokens"] = read
     if as_json:
-        output.print_json(found)
+        output.print_json(experience)
     else:
-        _print(output.console(sys.stdout), found, tokens)
+        _print(output.console(sys.stdout), experience, tokens)
 
 
-def _print(console: "Console", found: dict[str, Any], num_tokens: int) -> None:
+def _print(console: "Console", experience: dict[str, Any], num_tokens: int) -> None:
     from rich.text import Text
 
     apart = (*HISTORY, "tokens", "task_payload", "prompt", "response", "messages", "environment", "output")
-    console.print(output.facts({key: _cell(value) for key, value in found.items() if key not in apart}))
+    console.print(output.facts({key: _cell(value) for key, value in experience.items() if key not in apart}))
     for key in ("task_payload", "messages", "environment", "prompt", "response", "output"):
-        if found[key] is not None:
+        if experience[key] is not None:
             console.print(f"\n{key}", style="bold")
-            console.print(Text(printable(scalar(found[key]))))
+            console.print(Text(printable(scalar(experience[key]))))
     for part, expendable in HISTORY.items():
-        if rows := found[part]:
+        if rows := experience[part]:
             console.print(f"\n{part}", style="bold")
             cells = [[_cell(value) or "" for value in row.values()] for row in rows]
             console.print(output.fitted(list(rows[0]), cells, console.width, expendable))
-    if found["tokens"] and num_tokens:
-        _print_tokens(console, found["tokens"], num_tokens)
+    if experience["tokens"] and num_tokens:
+        _print_tokens(console, experience["tokens"], num_tokens)
 
 
 def _cell(value: Any) -> str | None:
@@ -111,19 +111,19 @@ def _print_tokens(console: "Console", tokens: Mapping[str, Any], limit: int) -> 
 def _token_rows(tokens: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield a row for each trained token, and one for each stretch of masked tokens between them."""
     ids, mask, texts = tokens["token_ids"], tokens["action_mask"], tokens["texts"]
-    given = (tokens[key] or [None] * sum(mask) for key in ("logprobs", "versions"))
-    numbers = zip(*given, strict=True)
+    columns = (tokens[key] or [None] * sum(mask) for key in ("logprobs", "versions"))
+    numbers = zip(*columns, strict=True)
     start = 0
     for position, trained in enumerate([*mask, 1]):
         if not trained:
             continue
         if start < position:
-            place = str(start) if position == start + 1 else f"{start}-{position - 1}"
+            span = str(start) if position == start + 1 else f"{start}-{position - 1}"
             text, stretch = _quoted(texts, start, position), " ".join(map(str, ids[start:position]))
-            yield [place, output.shorten(text, STRETCH), output.shorten(stretch, STRETCH // 2), "masked", ""]
+            yield [span, output.shorten(text, STRETCH), output.shorten(stretch, STRETCH // 2), "masked", ""]
         if position < len(ids):
-            said = ("" if value is None else str(value) for value in next(numbers))
-            yield [str(position), _quoted(texts, position, position + 1), str(ids[position]), *said]
+            cells = ("" if value is None else str(value) for value in next(numbers))
+            yield [str(position), _quoted(texts, position, position + 1), str(ids[position]), *cells]
         start = position + 1
 
 

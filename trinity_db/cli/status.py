@@ -82,10 +82,10 @@ def _one(database: "Database", name: str) -> dict[str, Any]:
     from trinity_db.insight.status import detail
     from trinity_db.store import runs
 
-    found = detail(database, name)
+    details = detail(database, name)
     with database.transaction(read_only=True) as tx:
-        used = disk.use(tx, runs.find(tx, name), sum(found["experiences"].values()))
-    return {**found, "disk": used}
+        used = disk.use(tx, runs.find(tx, name), sum(details["experiences"].values()))
+    return {**details, "disk": used}
 
 
 def _picture(database: "Database", run: str | None) -> "RenderableType":
@@ -93,8 +93,8 @@ def _picture(database: "Database", run: str | None) -> "RenderableType":
 
     if run is None:
         return _overview(overview(database))
-    found = _one(database, run)
-    return output.facts({**words(found), "disk": disk.describe(found["disk"])})
+    details = _one(database, run)
+    return output.facts({**words(details), "disk": disk.describe(details["disk"])})
 
 
 def _overview(runs: list[dict[str, Any]]) -> "Table | str":
@@ -107,7 +107,7 @@ def _overview(runs: list[dict[str, Any]]) -> "Table | str":
         [
             state(run),
             "" if run["policy_version"] is None else str(run["policy_version"]),
-            *(str(sum(counted(run).get(one, 0) for one in states)) for states in COUNTS.values()),
+            *(str(sum(counted(run).get(row_state, 0) for row_state in states)) for states in COUNTS.values()),
         ]
         for run in runs
     ]

@@ -41,37 +41,37 @@ def stop(
 
     with closing(open_database()) as database:
         with database.transaction() as tx:
-            found = runs.find(tx, run)
-            asked = stopping.ask(tx, found, LEASE_SECONDS)
-        _wait(database, found, asked)
+            run_row = runs.find(tx, run)
+            request = stopping.ask(tx, run_row, LEASE_SECONDS)
+        _wait(database, run_row, request)
     if as_json:
         stopped = [
             {"role": worker.role, "host": worker.host, "pid": worker.pid, "started_at": worker.started_at}
-            for worker in asked.workers
+            for worker in request.workers
         ]
-        output.print_json({"run": run, "asked_at": asked.at, "stopped": stopped})
+        output.print_json({"run": run, "asked_at": request.at, "stopped": stopped})
         return
-    print(f"Stopped run '{run}': {_named(asked.workers)}.")
+    print(f"Stopped run '{run}': {_named(request.workers)}.")
 
 
-def _wait(database: "Database", run: "Run", asked: "Asked") -> None:
+def _wait(database: "Database", run: "Run", request: "Asked") -> None:
     """Wait until none of the asked workers is alive, and report at intervals which still are."""
     from trinity_db.store import stopping
     from trinity_db.worker.service import LEASE_SECONDS
 
     def look() -> "list[Worker]":
         with database.transaction() as tx:
-            return stopping.at_work(tx, run, asked.at, LEASE_SECONDS)
+            return stopping.at_work(tx, run, request.at, LEASE_SECONDS)
 
-    said: list[Worker] = []
-    said_at = 0.0
+    reported: list[Worker] = []
+    reported_at = 0.0
     while alive := database.retry(look):
         now = time.monotonic()
-        if alive != said or now - said_at > LINE_SECONDS:
+        if alive != reported or now - reported_at > LINE_SECONDS:
             print(f"Waiting for {_named(alive)}", file=sys.stderr, flush=True)
-            said, said_at = alive, now
+            reported, reported_at = alive, now
         time.sleep(LOOK_SECONDS)
 
 
-def _named(found: "Sequence[Worker]") -> str:
-    return "; ".join(map(str, found))
+def _named(workers: "Sequence[Worker]") -> str:
+    return "; ".join(map(str, workers))

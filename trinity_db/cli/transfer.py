@@ -313,8 +313,8 @@ def _import_run(folder: Path, name: str | None, as_json: bool) -> None:
         if old != new:
             print(f"  '{old}' was renamed to '{new}': the name was taken")
     if imported.released:
-        held = imported.released
-        print(f"  {held.experiences:,} rows and {held.groups:,} groups that were leased are released")
+        released = imported.released
+        print(f"  {released.experiences:,} rows and {released.groups:,} groups that were leased are released")
     if not imported.checkpoints:
         print("  without checkpoints: other runs can learn from it, but it cannot continue training")
 
@@ -409,8 +409,8 @@ def _print_summary(
         print(json.dumps(content))
         return
     print(f"{name}: {summary.added} {kind} added, {summary.known} already known, {summary.rejected} rejected")
-    for reason, found in summary.reasons.items():
-        print(f"  {found.count} × {reason} (first: line {found.first_line})")
+    for reason, rejects in summary.reasons.items():
+        print(f"  {rejects.count} × {reason} (first: line {rejects.first_line})")
     if summary.rejects_path:
         print(f"  rejected rows with their reasons: {summary.rejects_path}")
     _print_account(account)

@@ -58,16 +58,16 @@ class Session:
         An expired claim is made again with a new random order: otherwise the person would get it twice.
         """
         if self._claims:
-            held = self._hold()
-            self._claims = deque(claim for claim in self._claims if claim.label_id in held)
+            renewed = self._hold()
+            self._claims = deque(claim for claim in self._claims if claim.label_id in renewed)
         if not self._claims:
             self.prepare()
         return self.shown
 
     def prepare(self) -> None:
         """Claim the next item, unless one is prepared already."""
-        if len(self._claims) < 2 and (found := self._retry(self._next)) is not None:
-            self._claims.append(found)
+        if len(self._claims) < 2 and (claim := self._retry(self._next)) is not None:
+            self._claims.append(claim)
 
     def begin(self) -> None:
         """Start the clock of the current claim: the person sees it from now on."""
@@ -132,20 +132,20 @@ class Session:
 
     def _hold(self) -> set[int]:
         """Renew the claims; return the labels of claims that had not expired."""
-        held = self._retry(lambda tx: verdicts.renew(tx, list(self._claims)))
+        renewed = self._retry(lambda tx: verdicts.renew(tx, list(self._claims)))
         self._renewed = time.monotonic()
-        return held
+        return renewed
 
     def _next(self, tx: Transaction) -> ReviewClaim | None:
         """Claim an item; if the queue is empty, first add rows that the run waits for, or pairs."""
-        found = verdicts.claim(tx, self.run.id, self.author, self.pairs)
-        if found is not None:
-            return found
+        claim = verdicts.claim(tx, self.run.id, self.author, self.pairs)
+        if claim is not None:
+            return claim
         if self.pairs:
-            asked = reviews.ask_pairs(tx, self.run, self.question, ASKED_AT_ONCE)
+            num_added = reviews.ask_pairs(tx, self.run, self.question, ASKED_AT_ONCE)
         else:
-            asked = reviews.ask_awaited(tx, self.run.id, self.question, ASKED_AT_ONCE)
-        return verdicts.claim(tx, self.run.id, self.author, self.pairs) if asked else None
+            num_added = reviews.ask_awaited(tx, self.run.id, self.question, ASKED_AT_ONCE)
+        return verdicts.claim(tx, self.run.id, self.author, self.pairs) if num_added else None
 
     def _retry(self, decide: Callable[[Transaction], Result]) -> Result:
         deadline = time.monotonic() + self.patience
