@@ -44,8 +44,8 @@ def read_base(folder: Path) -> Base:
         ConfigError: if it is missing, for example because another program wrote the adapter.
     """
     try:
-        found = json.loads((folder / BASE_FILE).read_bytes())
-        return Base(Path(found["path"]), str(found["digest"]))
+        content = json.loads((folder / BASE_FILE).read_bytes())
+        return Base(Path(content["path"]), str(content["digest"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: is an adapter without a readable {BASE_FILE}, which names its base model; "
@@ -73,29 +73,29 @@ def base_folder(folder: Path) -> Path:
         ConfigError: if no model there has the digest of the base.
     """
     base = read_base(folder)
-    places = [base.path]
+    candidates = [base.path]
     if (folder.parent / BASE_FILE).is_file():
-        places.append(read_base(folder.parent).path)
-    places += sorted(folder.parent.glob("version-000000*"))
-    for place in dict.fromkeys(places):
-        if _is_whole(place, base.digest):
-            return place
+        candidates.append(read_base(folder.parent).path)
+    candidates += sorted(folder.parent.glob("version-000000*"))
+    for candidate in dict.fromkeys(candidates):
+        if _is_whole(candidate, base.digest):
+            return candidate
     raise ConfigError(
         f"{folder}: is an adapter on the model in {base.path}, which has changed or is gone; restore it."
     )
 
 
-def _is_whole(place: Path, digest: str) -> bool:
+def _is_whole(folder: Path, digest: str) -> bool:
     try:
-        _check(place, digest)
+        _check(folder, digest)
     except ConfigError:
         return False
     return True
 
 
 @lru_cache
-def _check(place: Path, digest: str) -> None:
+def _check(folder: Path, digest: str) -> None:
     """Raise ConfigError unless the model in a folder has this digest. Each process reads a whole model
     once."""
-    if not verify(place, digest):
-        raise ConfigError(f"{place} has another digest.")
+    if not verify(folder, digest):
+        raise ConfigError(f"{folder} has another digest.")

@@ -70,21 +70,21 @@ def read(folder: Path) -> Canary | None:
         return None
 
 
-def wrong(said: Sequence[float], canary: Canary, before: Canary | None, tolerance: float) -> str | None:
+def wrong(logprobs: Sequence[float], canary: Canary, before: Canary | None, tolerance: float) -> str | None:
     """Return why an engine with these log-probabilities does not have a canary's weights; None if it may.
 
     Args:
-        said: the engine's log-probabilities of the canary's tokens.
+        logprobs: the engine's log-probabilities of the canary's tokens.
         before: canary of the version that the engine had before; None: unknown.
         tolerance: mean difference in nats that rounding may cause.
     """
-    mean = float(np.abs(np.subtract(said, canary.logprobs)).mean())
+    mean = float(np.abs(np.subtract(logprobs, canary.logprobs)).mean())
     if not mean <= tolerance:  # also true for NaN
         return (
             f"log-probabilities of the canary differ from the trainer's by {mean:.3g} nats on average, and "
             f"rounding by at most {tolerance:g}"
         )
-    share, error = (1.0, 0.0) if before is None else _shown_share(said, canary, before)
+    share, error = (1.0, 0.0) if before is None else _shown_share(logprobs, canary, before)
     if share + ERRORS * error >= SHOWN:
         return None
     return (
@@ -93,17 +93,17 @@ def wrong(said: Sequence[float], canary: Canary, before: Canary | None, toleranc
     )
 
 
-def _shown_share(said: Sequence[float], canary: Canary, before: Canary) -> tuple[float, float]:
+def _shown_share(logprobs: Sequence[float], canary: Canary, before: Canary) -> tuple[float, float]:
     """Share of the update between two canaries that log-probabilities show, and its standard error.
 
     The error follows from what the update does not explain. It is infinite if the update cannot be seen.
     """
-    if before.token_ids != canary.token_ids or len(said) < FEWEST:
+    if before.token_ids != canary.token_ids or len(logprobs) < FEWEST:
         return 1.0, math.inf
-    update, shown = np.subtract(canary.logprobs, before.logprobs), np.subtract(said, before.logprobs)
+    update, shown = np.subtract(canary.logprobs, before.logprobs), np.subtract(logprobs, before.logprobs)
     square = float(update @ update)
     if square == 0:
         return 1.0, math.inf
     share = float(shown @ update) / square
     rest = shown - share * update
-    return share, math.sqrt(float(rest @ rest) / (len(said) - 1) / square)
+    return share, math.sqrt(float(rest @ rest) / (len(logprobs) - 1) / square)

@@ -74,11 +74,11 @@ class ChunkedHead(torch.autograd.Function):
         Products are computed in `dtype`.
         """
         used = weight.to(dtype)
-        found = [
+        scores = [
             from_logits(_logits(part, used, bias, *tempered), ids, entropy)
             for part, ids, *tempered in _parts(len(weight), hidden, targets, *_given(temperatures))
         ]
-        logprobs, entropies, hits = (torch.cat(values) for values in zip(*found, strict=True))
+        logprobs, entropies, hits = (torch.cat(values) for values in zip(*scores, strict=True))
         ctx.save_for_backward(hidden, weight, bias, temperatures, targets, logprobs, entropies)
         ctx.dtype, ctx.entropy = dtype, entropy
         ctx.mark_non_differentiable(hits, *([] if entropy == "gradient" else [entropies]))

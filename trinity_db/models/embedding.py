@@ -52,7 +52,7 @@ class EmbeddingModel:
     def _embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         torch = library("torch")
         # A text without tokens would have no mean.
-        asked = self._tokenizer(
+        inputs = self._tokenizer(
             [text or " " for text in texts],
             padding=True,
             truncation=True,
@@ -60,16 +60,16 @@ class EmbeddingModel:
             return_tensors="pt",
         ).to(self._device)
         with torch.no_grad():
-            hidden = self._model(**asked).last_hidden_state
-            mask = asked["attention_mask"]
+            hidden = self._model(**inputs).last_hidden_state
+            mask = inputs["attention_mask"]
             if self._pooling == "cls_token":
                 pooled = hidden[:, 0]
             elif self._pooling == "lasttoken":
                 pooled = hidden[torch.arange(len(hidden)), mask.sum(dim=1) - 1]
             else:
                 pooled = (hidden * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
-            found: NDArray[np.float32] = torch.nn.functional.normalize(pooled, dim=1).float().cpu().numpy()
-        return found
+            vectors: NDArray[np.float32] = torch.nn.functional.normalize(pooled, dim=1).float().cpu().numpy()
+        return vectors
 
 
 def check_embedding_model(folder: Path) -> str:
@@ -82,13 +82,13 @@ def check_embedding_model(folder: Path) -> str:
     file = folder / "1_Pooling" / "config.json"
     if not file.is_file():
         return POOLINGS[0]
-    said = json.loads(file.read_text())
+    config = json.loads(file.read_text())
     # Newer versions of sentence-transformers have a name, older ones a flag.
-    wanted = [key.removeprefix("pooling_mode_") for key, value in said.items() if value is True]
+    wanted = [key.removeprefix("pooling_mode_") for key, value in config.items() if value is True]
     named = {"mean": "mean_tokens", "cls": "cls_token"}.get(
-        said.get("pooling_mode"), said.get("pooling_mode")
+        config.get("pooling_mode"), config.get("pooling_mode")
     )
-    chosen = [named] if named else [one for one in wanted if one != "include_prompt"]
+    chosen = [named] if named else [pooling for pooling in wanted if pooling != "include_prompt"]
     if len(chosen) != 1 or chosen[0] not in POOLINGS:
         raise ConfigError(
             f"{file}: pools by {', '.join(map(str, chosen))}; supported are {', '.join(POOLINGS)}."

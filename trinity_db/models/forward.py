@@ -217,7 +217,7 @@ class Forward:
             values = None if self._value_head is None else _rectangle(self._value_head(hidden), mask)
             load = torch.stack(loads).sum(0) if loads else None
             differing = self._replay.differing() if self._replay else None
-            return mask, *(_rectangle(one, mask) for one in scores), values, load, differing
+            return mask, *(_rectangle(score, mask) for score in scores), values, load, differing
 
         return Scored(*self._with_weights(compute))
 
@@ -284,8 +284,10 @@ class Forward:
     def _scores(self, payloads: Sequence[Payload], entropy: Entropy) -> tuple[Tensor, Scores, Tensor]:
         """Return the mask [B, K], and scores [N] and hidden states [N, H] of the N trained tokens, row by
         row."""
-        found = [self._scores_of(part, entropy) for part in self._parts(payloads)]
-        joined = found[0] if len(found) == 1 else [torch.cat(values) for values in zip(*found, strict=True)]
+        scores = [self._scores_of(part, entropy) for part in self._parts(payloads)]
+        joined = (
+            scores[0] if len(scores) == 1 else [torch.cat(values) for values in zip(*scores, strict=True)]
+        )
         return self._mask(payloads), (joined[0], joined[1], joined[2]), joined[3]
 
     def _parts(self, payloads: Sequence[Payload]) -> list[Sequence[Payload]]:
@@ -352,8 +354,8 @@ class Forward:
             inputs |= pack(tree.segments, self._device)
         if self.routers is not None:
             choice = self.routers.recorded(payloads, indices, size)
-            given = None if choice is None else choice.to(self._device)
-            self._replay = self.routers.replay(given, self._copies(indices, size), forces=self.replays)
+            recorded = None if choice is None else choice.to(self._device)
+            self._replay = self.routers.replay(recorded, self._copies(indices, size), forces=self.replays)
         return inputs, self._sent(np.concatenate(predicting)), self._sent(np.concatenate(targets))
 
     def _laid_out(self, payloads: Sequence[Payload]) -> tuple[Tree | None, list[NDArray[np.int64]], int]:

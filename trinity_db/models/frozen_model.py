@@ -37,10 +37,10 @@ class FrozenModel:
         The first token of a sequence has none. Results come micro-batch by micro-batch, the longest rows
         first, and the caller may stop between two of them.
         """
-        scorable = [place for place, payload in enumerate(payloads) if payload.num_predicted]
-        yield from ((place, np.empty(0, np.float32)) for place in set(range(len(payloads))) - set(scorable))
-        for chosen in self._forward.micro_batches([payloads[place] for place in scorable]):
-            places = [scorable[index] for index in chosen]
-            rows = self._forward.logprobs([payloads[place] for place in places]).float().cpu().numpy()
-            for place, row in zip(places, rows, strict=True):
-                yield place, row[: payloads[place].num_predicted]
+        scorable = [index for index, payload in enumerate(payloads) if payload.num_predicted]
+        yield from ((index, np.empty(0, np.float32)) for index in set(range(len(payloads))) - set(scorable))
+        for chosen in self._forward.micro_batches([payloads[index] for index in scorable]):
+            indices = [scorable[position] for position in chosen]
+            rows = self._forward.logprobs([payloads[index] for index in indices]).float().cpu().numpy()
+            for index, row in zip(indices, rows, strict=True):
+                yield index, row[: payloads[index].num_predicted]

@@ -187,7 +187,7 @@ class _HuggingFace:
     def download(self, name: str, revision: str, patterns: Sequence[str]) -> Path:
         errors = self._errors
         try:
-            found = self._library.snapshot_download(name, revision=revision, allow_patterns=[*patterns])
+            folder = self._library.snapshot_download(name, revision=revision, allow_patterns=[*patterns])
         except errors.RevisionNotFoundError as error:
             raise ConfigError(f"{name}: the Hub has no revision '{revision}' of it.") from error
         except errors.GatedRepoError as error:
@@ -203,7 +203,7 @@ class _HuggingFace:
             is_offline = self._constants.HF_HUB_OFFLINE
             cause = "HF_HUB_OFFLINE is set" if is_offline else error.__cause__ or error
             raise _unreachable(name, cause, self.cached(name)) from error
-        return Path(found)
+        return Path(folder)
 
     def cached(self, name: str) -> Path:
         return Path(self._constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
@@ -238,10 +238,10 @@ class _ModelScope:
 
     def download(self, name: str, revision: str, patterns: Sequence[str]) -> Path:
         try:
-            found = self._library.snapshot_download(name, revision=revision, allow_patterns=[*patterns])
+            folder = self._library.snapshot_download(name, revision=revision, allow_patterns=[*patterns])
         except Exception as error:
             raise _unreachable(name, error, self.cached(name)) from error
-        return Path(found)
+        return Path(folder)
 
     def cached(self, name: str) -> Path:
         root = Path(os.environ.get("MODELSCOPE_CACHE") or Path.home() / ".cache" / "modelscope" / "hub")

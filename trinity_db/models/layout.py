@@ -24,9 +24,9 @@ TOLERANCE = 1e-4  # relative to the largest hidden value; rounding gives 1e-6, a
 def decoder_of(model: Any) -> Any:
     """Return the part of a causal language model that computes hidden states from tokens, without the
     head."""
-    found = model.get_decoder()
+    decoder = model.get_decoder()
     # get_decoder returns the model itself for Llama 4, and the head for ModernBERT.
-    return model.model if found is model or isinstance(found, torch.nn.Linear) else found
+    return model.model if decoder is model or isinstance(decoder, torch.nn.Linear) else decoder
 
 
 @torch.no_grad()
@@ -53,8 +53,8 @@ def layout_of(model: Any) -> Layout:
     if _packs(model, tokens, torch.cat(apart, dim=1)):
         return "packed"
     rows = torch.nn.utils.rnn.pad_sequence([part[0] for part in parts], batch_first=True)
-    found = _hidden(decoder, rows)
-    pads = all(_same(row[: one.shape[1]], one[0]) for row, one in zip(found, apart, strict=True))
+    padded = _hidden(decoder, rows)
+    pads = all(_same(row[: alone.shape[1]], alone[0]) for row, alone in zip(padded, apart, strict=True))
     return "padded" if pads else "alone"
 
 
@@ -100,7 +100,7 @@ def shares_prefixes(model: Any) -> bool:
     )
     prefix, *rests = tokens.split(SHARED_TOKENS, dim=1)
     apart = [_hidden(decoder, torch.cat([prefix, rest], dim=1)) for rest in rests]
-    expected = [apart[0], *(one[:, prefix.shape[1] :] for one in apart[1:])]
+    expected = [apart[0], *(hidden[:, prefix.shape[1] :] for hidden in apart[1:])]
     try:
         inputs = pack(Segments(SHARED_TOKENS, [-1] + [0] * len(rests)), device)
         return _same(_hidden(decoder, tokens, **inputs), torch.cat(expected, dim=1))
@@ -121,8 +121,8 @@ def _has_windows(config: Any, windows: list[int | None]) -> bool:
         return getattr(config, "sliding_window", None) is None or None not in windows
     if not set(kinds) <= {"full_attention", "sliding_attention"}:
         return False
-    told = len(windows) - windows.count(None)
-    return bool(kinds.count("sliding_attention") <= told)
+    num_windows = len(windows) - windows.count(None)
+    return bool(kinds.count("sliding_attention") <= num_windows)
 
 
 def _hidden(decoder: Any, tokens: Tensor, **inputs: Any) -> Tensor:
@@ -130,5 +130,5 @@ def _hidden(decoder: Any, tokens: Tensor, **inputs: Any) -> Tensor:
     return hidden
 
 
-def _same(found: Tensor, expected: Tensor) -> bool:
-    return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
+def _same(actual: Tensor, expected: Tensor) -> bool:
+    return bool((actual - expected).abs().max() <= TOLERANCE * expected.abs().max())

@@ -111,11 +111,11 @@ def _without_weights(path: Path) -> Any:
 def _by_weight(model: Any, files: dict[str, Path]) -> dict[int, Stored]:
     """Map the ids of a model's weights to their places in files; empty if any is unknown."""
     try:
-        found = stored_weights(model, files)
-        own = {id(_tensor(model, name)): stored for stored in found for name in stored.names}
+        weights = stored_weights(model, files)
+        own = {id(_tensor(model, name)): stored for stored in weights for name in stored.names}
     except (ImportError, AttributeError, TypeError, LookupError):  # another transformers, or another model
         return {}
-    return own if own.keys() == {id(one) for one in model.state_dict(keep_vars=True).values()} else {}
+    return own if own.keys() == {id(weight) for weight in model.state_dict(keep_vars=True).values()} else {}
 
 
 def _tensor(model: Any, name: str) -> torch.Tensor:

@@ -204,10 +204,12 @@ def context_of(config: Any) -> int:
         )
     rope = getattr(text, "rope_parameters", None) or {}
     ropes = [
-        one for one in (rope, *rope.values()) if isinstance(one, dict)
+        settings for settings in (rope, *rope.values()) if isinstance(settings, dict)
     ]  # per kind of layer in some models
     switches = [
-        one["original_max_position_embeddings"] for one in ropes if one.get("rope_type") == "longrope"
+        settings["original_max_position_embeddings"]
+        for settings in ropes
+        if settings.get("rope_type") == "longrope"
     ]
     return int(min([context, *switches, getattr(text, "index_topk", None) or context]))
 

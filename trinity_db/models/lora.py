@@ -50,7 +50,9 @@ class Lora:
             warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)
             self._wrapped = peft.get_peft_model(model, settings, adapter_name=_NAME)
-        self._layers = {name: one for name, one in model.named_modules() if isinstance(one, LoraLayer)}
+        self._layers = {
+            name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)
+        }
         model.eval()  # the new layers start in training mode
 
     def disabled(self) -> AbstractContextManager[None]:
@@ -105,26 +107,26 @@ class Lora:
         return model
 
     def _give(self, model: Any, weights: Iterable[Tensor]) -> None:
-        given: set[int] = set()
+        written: set[int] = set()
         seeds = seed_names(self.model)
         for (name, layer), weight in zip(self._layers.items(), weights, strict=True):
             module = model.get_submodule(without_adapter(name))
             parameter = getattr(module, _adapted(layer))
             seed_name = seeds[f"{without_adapter(name)}.{_adapted(layer)}"]
-            if id(parameter) in given:
+            if id(parameter) in written:
                 parameter = torch.nn.Parameter(torch.empty_like(parameter), parameter.requires_grad)
                 setattr(module, _adapted(layer), parameter)
             parameter.copy_(round_to(weight, seed_name, parameter.dtype))
-            given.add(id(parameter))
+            written.add(id(parameter))
 
     def matrices(self) -> dict[str, Tensor]:
         """Return the adapter's matrices (not copies) under peft's names in files."""
         import peft
 
-        found: dict[str, Tensor] = peft.get_peft_model_state_dict(
+        matrices: dict[str, Tensor] = peft.get_peft_model_state_dict(
             self._wrapped, adapter_name=_NAME, save_embedding_layers=False
         )
-        return found
+        return matrices
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
@@ -138,14 +140,14 @@ class Lora:
         """
         file = folder / WEIGHTS_FILE
         try:
-            found = load_file(file)
+            matrices = load_file(file)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{file}: cannot be read: {error}; restore it.") from error
         own = self.matrices()
         differing = sorted(
             name
-            for name in own.keys() | found.keys()
-            if name not in own or name not in found or own[name].shape != found[name].shape
+            for name in own.keys() | matrices.keys()
+            if name not in own or name not in matrices or own[name].shape != matrices[name].shape
         )
         if differing:
             raise ConfigError(
@@ -154,7 +156,7 @@ class Lora:
                 f"another shape, such as {differing[0]}; restore it."
             )
         for name, matrix in own.items():
-            matrix.copy_(found[name])
+            matrix.copy_(matrices[name])
 
 
 class AdaptedModel(Lora):

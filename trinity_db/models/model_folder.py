@@ -68,7 +68,7 @@ def write(
         is_exact = name in buffers or stays_exact(model, name)
         copies[name] = _copy(weight, seeds.get(name, name), weight.dtype if is_exact else dtype)
     copies = revert_weight_conversion(model, copies)
-    copies |= {name: _copy(one, name, dtype) for name, one in (beside or {}).items()}
+    copies |= {name: _copy(weight, name, dtype) for name, weight in (beside or {}).items()}
     return {Path(FILE): WeightsFile(copies)}
 
 

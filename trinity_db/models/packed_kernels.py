@@ -95,9 +95,9 @@ def _by_calls(
     for call, *part in zip(
         calls, queries, torch.split(key, sizes, dim=2), torch.split(value, sizes, dim=2), strict=True
     ):
-        several = [torch.unflatten(one[0], 1, (call.times, -1)).transpose(0, 1) for one in part]
-        found = _one(several[0], several[1], several[2], window, scale, call.mask)
-        attended.append(found.transpose(1, 2).flatten(0, 1)[None])
+        several = [torch.unflatten(tensor[0], 1, (call.times, -1)).transpose(0, 1) for tensor in part]
+        output = _one(several[0], several[1], several[2], window, scale, call.mask)
+        attended.append(output.transpose(1, 2).flatten(0, 1)[None])
     return torch.cat(attended, dim=1)
 
 
@@ -129,7 +129,7 @@ def _one(
     """
     shares = query.shape[1] // key.shape[1]
     if shares > 1 and query.device.type == "cuda":
-        key, value = (one.repeat_interleave(shares, dim=1) for one in (key, value))
+        key, value = (tensor.repeat_interleave(shares, dim=1) for tensor in (key, value))
         shares = 1
     if mask is not None:
         return scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=shares > 1)
@@ -154,20 +154,20 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, window: int, scale: fl
     blocks = -(-length // window)
     query = pad(query, (0, 0, 0, blocks * window - length))
     # An empty block precedes the first.
-    key, value = (pad(one, (0, 0, window, blocks * window - length)) for one in (key, value))
+    key, value = (pad(tensor, (0, 0, window, blocks * window - length)) for tensor in (key, value))
     queries = query.reshape(1, query.shape[1], blocks, window, -1).movedim(2, 0).flatten(0, 1)
     keys, values = (
-        one.unfold(2, 2 * window, window).movedim(2, 0).transpose(-1, -2).flatten(0, 1)
-        for one in (key, value)
+        tensor.unfold(2, 2 * window, window).movedim(2, 0).transpose(-1, -2).flatten(0, 1)
+        for tensor in (key, value)
     )
     places = torch.arange(window, device=query.device)
     behind = places[:, None] + window - torch.arange(2 * window, device=query.device)
     mask = ((behind >= 0) & (behind < window)).expand(blocks, 1, -1, -1).clone()
     mask[0, :, :, :window] = False
-    found = scaled_dot_product_attention(
+    output = scaled_dot_product_attention(
         queries, keys, values, mask, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
     )
-    return found.movedim(0, 1).flatten(1, 2)[None, :, :length]
+    return output.movedim(0, 1).flatten(1, 2)[None, :, :length]
 
 
 def _flash(
@@ -177,10 +177,10 @@ def _flash(
 
     dtype = _dtype(query)
     calls, indices = planned
-    queries, keys, values = (one[0].transpose(0, 1).to(dtype) for one in (query, key, value))
+    queries, keys, values = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
     if indices is not None:
         keys, values = keys.index_select(0, indices), values.index_select(0, indices)
-    found = varlen_attn(
+    output = varlen_attn(
         queries,
         keys,
         values,
@@ -192,8 +192,8 @@ def _flash(
         window_size=(-1 if window is None else window - 1, 0),  # tokens before and after the query
         enable_gqa=True,
     )
-    assert isinstance(found, Tensor), "no other output was requested"
-    return found[None]
+    assert isinstance(output, Tensor), "no other output was requested"
+    return output[None]
 
 
 def _ends(lengths: Sequence[int], device: torch.device) -> Tensor:
@@ -232,20 +232,20 @@ def _trial(
     """Return relative differences of result and three gradients between flash and float32."""
     generator = torch.Generator().manual_seed(0)
     segments = Segments(TRIAL_LENGTHS, TRIAL_PARENTS)
-    given = [
+    inputs = [
         torch.randn(1, count, sum(TRIAL_LENGTHS), size, generator=generator).to(device, dtype)
         for count in (heads[0], heads[1], heads[1])
     ]
     with torch.enable_grad(), torch.autocast(device.type, enabled=False):
-        exact = [one.float().requires_grad_() for one in given]
-        rounded = [one.clone().requires_grad_() for one in given]
+        exact = [tensor.float().requires_grad_() for tensor in inputs]
+        rounded = [tensor.clone().requires_grad_() for tensor in inputs]
         expected = _by_calls(exact[0], exact[1], exact[2], _calls(exact[0], segments, window), window, None)
         planned = segments.each(window, device)
-        found = _flash(rounded[0], rounded[1], rounded[2], planned, window, None).float()
+        output = _flash(rounded[0], rounded[1], rounded[2], planned, window, None).float()
         weights = torch.randn(expected.shape, generator=generator).to(device)
         wanted = [expected, *torch.autograd.grad((weights * expected).sum(), exact)]
-        gotten = [found, *torch.autograd.grad((weights * found).sum(), rounded)]
+        gotten = [output, *torch.autograd.grad((weights * output).sum(), rounded)]
     return [
-        float((one.detach().float() - other.detach()).abs().max() / other.detach().abs().max())
-        for one, other in zip(gotten, wanted, strict=True)
+        float((actual.detach().float() - other.detach()).abs().max() / other.detach().abs().max())
+        for actual, other in zip(gotten, wanted, strict=True)
     ]

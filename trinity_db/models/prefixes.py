@@ -50,14 +50,17 @@ class Prefixes:
         self._order = sorted(range(len(payloads)), key=lambda row: keys[row].tobytes())
         self._ranks = {row: rank for rank, row in enumerate(self._order)}
         pairs = pairwise(keys[row] for row in self._order)
-        self._common = np.array([0, *(_equal(one, other) for one, other in pairs)])
+        self._common = np.array([0, *(_equal(previous, key) for previous, key in pairs)])
         """Tokens that a payload of `_order` shares with the one before it."""
 
     def tree(self, rows: Sequence[int]) -> Tree:
         """Divide payloads into segments, those that begin together by length, the longest first."""
         ranks = sorted(self._ranks[row] for row in rows)
         ordered = [self._order[rank] for rank in ranks]
-        common = [0, *(int(self._common[one + 1 : other + 1].min()) for one, other in pairwise(ranks))]
+        common = [
+            0,
+            *(int(self._common[previous + 1 : rank + 1].min()) for previous, rank in pairwise(ranks)),
+        ]
         lengths = [self.lengths[row] for row in ordered]
         segments: list[tuple[int, int]] = []  # length and parent
         paths: dict[int, list[int]] = {row: [] for row in rows}

@@ -53,15 +53,15 @@ class RewardModel:
         """
         longest_first = np.argsort([-len(row) for row in rows], kind="stable").tolist()
         chosen: list[int] = []
-        for place in longest_first:
+        for index in longest_first:
             width = len(rows[chosen[0]]) if chosen else 0
             is_full = len(chosen) >= self._max_sequences or (len(chosen) + 1) * width > self._max_tokens
             if chosen and is_full:
-                yield from zip(chosen, self._ask([rows[one] for one in chosen]), strict=True)
+                yield from zip(chosen, self._ask([rows[member] for member in chosen]), strict=True)
                 chosen = []
-            chosen.append(place)
+            chosen.append(index)
         if chosen:
-            yield from zip(chosen, self._ask([rows[one] for one in chosen]), strict=True)
+            yield from zip(chosen, self._ask([rows[member] for member in chosen]), strict=True)
 
     def _ask(self, rows: Sequence[TokenIds]) -> list[float]:
         torch = library("torch")
@@ -71,8 +71,8 @@ class RewardModel:
         is_there = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
         with torch.no_grad():
             logits = self._model(input_ids=tokens, attention_mask=is_there.to(self._device)).logits
-        found: list[float] = logits[:, 0].float().tolist()
-        return found
+        rewards: list[float] = logits[:, 0].float().tolist()
+        return rewards
 
 
 def check_reward_model(folder: Path) -> None:

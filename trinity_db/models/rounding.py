@@ -83,7 +83,10 @@ def seed_names(model: Any) -> dict[str, str]:
     Tied parameters have one name. peft's inserted layers do not change names.
     """
     first: dict[int, str] = {}
-    named = ((without_adapter(name), one) for name, one in model.named_parameters(remove_duplicate=False))
+    named = (
+        (without_adapter(name), parameter)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    )
     return {name: first.setdefault(id(parameter), name) for name, parameter in named}
 
 

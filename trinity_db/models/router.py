@@ -38,12 +38,12 @@ def experts_per_token(model: Any) -> int | None:
     few tokens.
     """
     owners = (model, model.config.get_text_config())
-    chosen = next((found for one in owners if (found := getattr(one, "num_experts_per_tok", None))), None)
+    chosen = next((count for owner in owners if (count := getattr(owner, "num_experts_per_tok", None))), None)
     device = next(model.parameters()).device
     tokens = torch.arange(TRIAL_TOKENS, device=device)[None] * 7 % model.get_input_embeddings().num_embeddings
     try:
-        found = model(input_ids=tokens, use_cache=False, output_router_logits=True)
-        expected, logits = found.aux_loss, found.router_logits
+        output = model(input_ids=tokens, use_cache=False, output_router_logits=True)
+        expected, logits = output.aux_loss, output.router_logits
     except (AttributeError, TypeError, NotImplementedError):  # it has no such argument
         return None
     if not chosen or not logits or not isinstance(expected, Tensor):

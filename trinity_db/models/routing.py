@@ -66,19 +66,19 @@ class _Choosing(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func not in _TOPK:
-            return found
+            return result
         self._calls += 1
         if self._calls != self._router.call + 1:
-            return found
-        own = found[1]
+            return result
+        own = result[1]
         if self._router.notes is not None:
             self._router.notes.append(own.detach().flatten(0, -2))
         if self._router.given is None:
-            return found
-        given = self._router.given.view(own.shape)
-        chosen = torch.where(given < 0, own, given)
+            return result
+        replayed = self._router.given.view(own.shape)
+        chosen = torch.where(replayed < 0, own, replayed)
         scores = args[0] if args else (kwargs or {})["input"]
         return torch.return_types.topk((scores.gather(-1, chosen), chosen))
 
@@ -124,25 +124,25 @@ class Routers:
         Args:
             indices: positions of the tokens of each payload.
         """
-        found: NDArray[np.int64] | None = None
+        choices: NDArray[np.int64] | None = None
         for index, payload in zip(indices, payloads, strict=True):
             if payload.routing is None:
                 continue
-            if found is None:
-                found = np.full((total, len(self), self.chosen), -1, np.int64)
+            if choices is None:
+                choices = np.full((total, len(self), self.chosen), -1, np.int64)
             layers = self.places_in(payload.routing.shape[1])
-            found[index[: len(payload.routing)]] = payload.routing[:, layers]
-        return None if found is None else torch.from_numpy(found)
+            choices[index[: len(payload.routing)]] = payload.routing[:, layers]
+        return None if choices is None else torch.from_numpy(choices)
 
     @contextmanager
     def noting(self) -> Iterator[list[Tensor]]:
         """Within this context, one call of the model appends each router's choice [T, K] to the list."""
-        found: list[Tensor] = []
+        choices: list[Tensor] = []
         for router in self._routers:
             router.given, router.notes = None, []
         try:
-            yield found
-            found += [router.notes[0] for router in self._routers if router.notes]
+            yield choices
+            choices += [router.notes[0] for router in self._routers if router.notes]
         finally:
             for router in self._routers:
                 router.notes = None
@@ -216,23 +216,25 @@ def routers_of(model: Any) -> Routers | None:
     decoder = decoder_of(model)  # outside it, the routers' loss calls topk too
 
     def hidden() -> Tensor:
-        found: Tensor = decoder(input_ids=tokens, use_cache=False)[0]
-        return found
+        states: Tensor = decoder(input_ids=tokens, use_cache=False)[0]
+        return states
 
-    found = _found(model, hidden, experts, chosen)
-    if not found:
+    candidates = _found(model, hidden, experts, chosen)
+    if not candidates:
         return None
-    forwards = [router.module.forward for router in found]
-    routers = Routers(found, config.num_hidden_layers, experts, chosen)
+    forwards = [router.module.forward for router in candidates]
+    routers = Routers(candidates, config.num_hidden_layers, experts, chosen)
     if _decides(routers, hidden):
         return routers
-    for router, forward in zip(found, forwards, strict=True):
+    for router, forward in zip(candidates, forwards, strict=True):
         router.module.forward = forward
     return None
 
 
 def _number(config: Any, names: Sequence[str]) -> int | None:
-    return next((one for name in names if isinstance(one := getattr(config, name, None), int) and one), None)
+    return next(
+        (number for name in names if isinstance(number := getattr(config, name, None), int) and number), None
+    )
 
 
 class _Looking(TorchFunctionMode):
@@ -249,13 +251,13 @@ class _Looking(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func in _TOPK and self.called:
             scores = args[0] if args else (kwargs or {})["input"]
-            shape = (scores.numel() // TRIAL_TOKENS, scores.shape[-1], *found[1].shape[-1:])
+            shape = (scores.numel() // TRIAL_TOKENS, scores.shape[-1], *result[1].shape[-1:])
             fits = shape == (self._experts, self._experts, self._chosen)
             self.calls.setdefault(self.called[-1], []).append(fits)
-        return found
+        return result
 
 
 def _found(model: Any, call: Callable[[], Tensor], experts: int, chosen: int) -> list[_Router]:
@@ -280,12 +282,12 @@ def _found(model: Any, call: Callable[[], Tensor], experts: int, chosen: int) ->
         for hook in hooks:
             hook.remove()
     names = {module: name for name, module in model.named_modules()}
-    found = []
+    routers = []
     for module, calls in looking.calls.items():
         if any(calls):
             last = len(calls) - 1 - calls[::-1].index(True)
-            found.append(_Router(module, last, _layer(names[module])))
-    return found
+            routers.append(_Router(module, last, _layer(names[module])))
+    return routers
 
 
 def _layer(name: str) -> int | None:
@@ -301,10 +303,10 @@ def _decides(routers: Routers, call: Callable[[], Tensor]) -> bool:
     if len(own) != len(routers):
         return False
     choice = torch.stack(own, dim=1)
-    found = []
-    for given in (choice, (choice + 1) % routers.experts):
-        routers.replay(given)
-        found.append((call() - plain).abs().max())
+    differences = []
+    for replayed in (choice, (choice + 1) % routers.experts):
+        routers.replay(replayed)
+        differences.append((call() - plain).abs().max())
     routers.replay(None)
     limit = TOLERANCE * plain.abs().max()
-    return bool(found[0] <= limit) and bool(found[1] > limit) and bool(found[1].isfinite())
+    return bool(differences[0] <= limit) and bool(differences[1] > limit) and bool(differences[1].isfinite())

@@ -50,11 +50,11 @@ class Stored:
         for tensor, pattern, file in self._tensors:
             self.rule.add_tensor(self.name, tensor, pattern, partial(_tensor, file, tensor))
         try:
-            found = self.rule.convert(self.name, model=model, config=model.config)
+            weights = self.rule.convert(self.name, model=model, config=model.config)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             files = ", ".join(sorted({str(file) for _, _, file in self._tensors}))
             raise ConfigError(f"{files}: do not hold {self.name} of this model: {error}") from error
-        return {name: one[0] if isinstance(one, list) else one for name, one in found.items()}
+        return {name: weight[0] if isinstance(weight, list) else weight for name, weight in weights.items()}
 
 
 def stored_weights(model: Any, files: Mapping[str, Path]) -> list[Stored]:
@@ -77,7 +77,7 @@ def stored_weights(model: Any, files: Mapping[str, Path]) -> list[Stored]:
     converters = [rule for rule in rules if isinstance(rule, loading.WeightConverter)]
     by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
     names = model.state_dict()
-    found: dict[str, Stored] = {}
+    conversions: dict[str, Stored] = {}
     for tensor in sorted(files, key=loading.dot_natural_key):
         name, pattern = loading.rename_source_key(
             tensor, renamings, converters, model.base_model_prefix, names
@@ -86,12 +86,12 @@ def stored_weights(model: Any, files: Mapping[str, Path]) -> list[Stored]:
             name, pattern = tensor, None
         if name not in names:
             raise LookupError(tensor)
-        if name not in found:
+        if name not in conversions:
             rule = loading.WeightRenaming(tensor, name) if pattern is None else deepcopy(by_pattern[pattern])
-            found[name] = Stored(rule, name)
-        found[name].add(tensor, tensor if pattern is None else pattern, files[tensor])
+            conversions[name] = Stored(rule, name)
+        conversions[name].add(tensor, tensor if pattern is None else pattern, files[tensor])
     model._weight_conversions = [rule for rule in rules if rule.was_used()]
-    return [*found.values()]
+    return [*conversions.values()]
 
 
 def _tensor(file: Path, name: str) -> Tensor:

@@ -25,14 +25,14 @@ def tools(value: Any, name: str, forms: Conversions) -> list[Message]:
     Raises:
         Unfit: if it is invalid.
     """
-    given = parsed(value, name, forms) if isinstance(value, str) else value
-    if not isinstance(given, list):
+    schemas = parsed(value, name, forms) if isinstance(value, str) else value
+    if not isinstance(schemas, list):
         raise Unfit(f"'{name}' must be a list of tools, or its JSON text")
-    for tool in given:
+    for tool in schemas:
         called = function_of(tool).get("name")
         if not isinstance(called, str) or not called:
             raise Unfit(f"'{name}' holds a tool without a name")
-    return given
+    return schemas
 
 
 def prompt(value: Any, name: str, forms: Conversions) -> Payload:
@@ -42,7 +42,7 @@ def prompt(value: Any, name: str, forms: Conversions) -> Payload:
 
 
 def _asked(messages: list[Message], name: str) -> Payload:
-    if not any(one["content"].strip() or one.get("tool_calls") for one in messages):
+    if not any(message["content"].strip() or message.get("tool_calls") for message in messages):
         raise Unfit(f"'{name}' is empty")
     return {"messages": messages}
 
@@ -80,9 +80,12 @@ def replied(messages: Sequence[Message], name: str) -> Response:
         raise Unfit(f"the last turn of '{name}' has a weight of 0")
     if len(messages) == 1 and not any(only.get(key) for key in (*SHOWN, *OTHER_PARTS)):
         return text(only["content"], name)
-    if not any(one["content"].strip() or any(one.get(key) for key in SHOWN) for one in messages):
+    if not any(message["content"].strip() or any(message.get(key) for key in SHOWN) for message in messages):
         raise Unfit(f"'{name}' is empty")
-    return [{key: one[key] for key in one if key != "weight" or not one["weight"]} for one in messages]
+    return [
+        {key: message[key] for key in message if key != "weight" or not message["weight"]}
+        for message in messages
+    ]
 
 
 def split(
@@ -108,8 +111,10 @@ def _taught(messages: list[Message], name: str, forms: Conversions) -> list[Mess
 
     Trailing turns of weight 0 are dropped, since nothing to learn follows them.
     """
-    marked = [{"weight": 1, **one} if one["role"] == "assistant" else one for one in messages]
-    learned = [place for place, one in enumerate(marked) if one["role"] == "assistant" and one["weight"]]
+    marked = [{"weight": 1, **message} if message["role"] == "assistant" else message for message in messages]
+    learned = [
+        index for index, message in enumerate(marked) if message["role"] == "assistant" and message["weight"]
+    ]
     if marked[-1]["role"] != "assistant":
         return marked
     if not learned:
@@ -120,7 +125,7 @@ def _taught(messages: list[Message], name: str, forms: Conversions) -> list[Mess
 
 
 def part_messages(
-    given: Payload | None,
+    prompt: Payload | None,
     left: list[Message],
     right: list[Message],
     labels: tuple[str, str, str],
@@ -131,7 +136,7 @@ def part_messages(
     Like TRL's `extract_prompt`, but the prompt never includes a response's first turn.
 
     Args:
-        given: the prompt of the row, which both may repeat.
+        prompt: the prompt of the row, which both may repeat.
         labels: the names of prompt, chosen and rejected.
     """
     if left == right:
@@ -141,39 +146,42 @@ def part_messages(
         num_shared += 1
     # Both responses begin with an assistant turn, so that neither is a prefix of the other.
     begins = [
-        place
-        for place in range(num_shared + 1)
-        if all(side[place:] and side[place]["role"] == "assistant" for side in (left, right))
+        index
+        for index in range(num_shared + 1)
+        if all(side[index:] and side[index]["role"] == "assistant" for side in (left, right))
     ]
     begin = max(begins, default=num_shared)
-    payload = _with_shared(given, left[:begin], labels, forms)
+    payload = _with_shared(prompt, left[:begin], labels, forms)
     return payload, replied(left[begin:], labels[1]), replied(right[begin:], labels[2])
 
 
 def _with_shared(
-    given: Payload | None, shared: list[Message], labels: tuple[str, str, str], forms: Conversions
+    prompt: Payload | None, shared: list[Message], labels: tuple[str, str, str], forms: Conversions
 ) -> Payload:
     """Return the prompt of a row, given apart from the responses, in both of them, or in parts."""
-    if given is None:
+    if prompt is None:
         if not shared:
             raise Unfit(f"'{labels[0]}' is missing, and '{labels[1]}' and '{labels[2]}' begin differently")
         forms.add(known.SHARED)
         return _asked(shared, labels[1])
-    before = given.get("messages") or [user(given["prompt"])]
+    before = prompt.get("messages") or [user(prompt["prompt"])]
     if not shared:
         return {"messages": before}
-    if shared[: len(before)] == before or before[-len(shared) :] == shared or _repeats(given, shared):
+    if shared[: len(before)] == before or before[-len(shared) :] == shared or _repeats(prompt, shared):
         forms.add(known.REPEATED)
         return {"messages": max(shared, before, key=len)}
-    if all(one["role"] in ("system", "developer") for one in shared) and "prompt" in given:
+    if all(message["role"] in ("system", "developer") for message in shared) and "prompt" in prompt:
         return {"messages": shared + before}
-    if all(one["role"] in ("system", "developer") for one in before) or before[-1]["role"] == "assistant":
+    if (
+        all(message["role"] in ("system", "developer") for message in before)
+        or before[-1]["role"] == "assistant"
+    ):
         return {"messages": before + shared}
     raise known.TWO_PROMPTS(labels[0], labels[1])
 
 
-def _repeats(given: Payload, messages: Sequence[Message]) -> bool:
-    return "prompt" in given and contains(messages, given["prompt"])
+def _repeats(prompt: Payload, messages: Sequence[Message]) -> bool:
+    return "prompt" in prompt and contains(messages, prompt["prompt"])
 
 
 def contains(messages: Sequence[Message], part: Any, *, at_end: bool = False) -> bool:
@@ -182,7 +190,7 @@ def contains(messages: Sequence[Message], part: Any, *, at_end: bool = False) ->
     A text is one of its messages; messages are its beginning or end.
     """
     if isinstance(part, str):
-        return any(one["content"].strip() == part.strip() for one in messages)
+        return any(message["content"].strip() == part.strip() for message in messages)
     if not isinstance(part, list):
         return False
     return list(messages[-len(part) :] if at_end else messages[: len(part)]) == part
@@ -206,15 +214,15 @@ def part_text(chosen: str, rejected: str, forms: Conversions) -> tuple[str, str,
 
 def history(value: Any, name: str, forms: Conversions) -> list[Message]:
     """Return the messages of earlier turns: pairs of a question and its answer, or messages."""
-    given = parsed(value, name, forms) if isinstance(value, str) and value.strip() else value
-    if given in ("", []):
+    turns = parsed(value, name, forms) if isinstance(value, str) and value.strip() else value
+    if turns in ("", []):
         return []
     forms.add(known.HISTORY)
-    if isinstance(given, list) and all(isinstance(one, dict) for one in given):
-        return conversation(given, name, forms)
+    if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns):
+        return conversation(turns, name, forms)
     messages: list[Message] = []
-    for pair in given if isinstance(given, list) else [None]:
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(one, str) for one in pair):
+    for pair in turns if isinstance(turns, list) else [None]:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(turn, str) for turn in pair):
             raise known.BAD_HISTORY(name)
         messages += [user(pair[0]), {"role": "assistant", "content": pair[1]}]
     return messages

@@ -111,14 +111,14 @@ class Columns:
     def read(self, row: Row) -> list[Record | Rejected]:
         """Convert a row of JSON values to its records (one, or several with `*`), or to a rejection."""
         try:
-            found = self._map.apply(row)
+            matches = self._map.apply(row)
         except Unfit as error:
             return [Rejected.of(str(error), row)]
         return [
             self._record(
-                row, Fields(given, rest, self._columns_of(rest), self._names, self._map.columns, self._known)
+                row, Fields(mapped, rest, self._columns_of(rest), self._names, self._map.columns, self._known)
             )
-            for given, rest in found
+            for mapped, rest in matches
         ]
 
     def _columns_of(self, row: Row) -> Present:
@@ -176,10 +176,10 @@ def _offer_task(payload: Row, fields: Fields) -> None:
 
 def _offered(fields: Fields, is_older: bool) -> list[Message] | None:
     """Return the tools without taking them; None for an empty text, or null as JSON text."""
-    given = fields.peek("tools")
-    if isinstance(given, str) and given.strip() in ("", "null"):
+    value = fields.peek("tools")
+    if isinstance(value, str) and value.strip() in ("", "null"):
         return None
-    offered = chats.tools(given, fields.label("tools"), fields.forms)
+    offered = chats.tools(value, fields.label("tools"), fields.forms)
     if not is_older:
         return offered
     fields.forms.add(known.FUNCTIONS)
@@ -217,17 +217,17 @@ def _read_trajectory(fields: Fields) -> Record:
 
 def _read_trace(fields: Fields) -> Record:
     turns, version = fields.take("turns"), fields.take_optional("schema_version")
-    asked = None
+    payload = None
     if fields.has("prompt"):
-        asked = chats.prompt(fields.take("prompt"), fields.label("prompt"), fields.forms)
+        payload = chats.prompt(fields.take("prompt"), fields.label("prompt"), fields.forms)
     earned, model, answer = (fields.take_optional(name) for name in ("reward", "model", "answer"))
     return read_trace(
         turns,
         version,
-        asked if asked is None or answer is None else asked | {"answer": answer},
+        payload if payload is None or answer is None else payload | {"answer": answer},
         None if earned is None else reward(earned, fields.label("reward")),
         None if model is None else text(model, fields.label("model")),
-        fields.extra() | ({"answer": answer} if asked is None and answer is not None else {}),
+        fields.extra() | ({"answer": answer} if payload is None and answer is not None else {}),
     )
 
 
@@ -263,8 +263,8 @@ def _read_pair(fields: Fields) -> tuple[Row, Response, Response]:
     else:
         chosen, rejected = text(chosen, labels[1]), text(rejected, labels[2])
         if payload is None:
-            asked, chosen, rejected = chats.part_text(chosen, rejected, fields.forms)
-            parted = {"prompt": asked}, chosen, rejected
+            prompt, chosen, rejected = chats.part_text(chosen, rejected, fields.forms)
+            parted = {"prompt": prompt}, chosen, rejected
         else:
             parted = payload, *_without_prompt(payload.get("prompt"), chosen, rejected, fields)
     return parted if payload is not None else (_around(parted[0], fields), *parted[1:])
@@ -283,13 +283,13 @@ def _prompt_of_pair(fields: Fields, chosen: Any, rejected: Any) -> Row | None:
     return _around({"messages": messages}, fields)
 
 
-def _without_prompt(asked: str | None, chosen: str, rejected: str, fields: Fields) -> tuple[str, str]:
+def _without_prompt(prompt: str | None, chosen: str, rejected: str, fields: Fields) -> tuple[str, str]:
     """Return both texts without the prompt with which both begin."""
-    if asked is None or not (chosen.startswith(asked) and rejected.startswith(asked)):
+    if prompt is None or not (chosen.startswith(prompt) and rejected.startswith(prompt)):
         return chosen, rejected
     fields.forms.add(known.REPEATED)
-    return text(chosen[len(asked) :], fields.label("chosen")), text(
-        rejected[len(asked) :], fields.label("rejected")
+    return text(chosen[len(prompt) :], fields.label("chosen")), text(
+        rejected[len(prompt) :], fields.label("rejected")
     )
 
 
@@ -373,10 +373,12 @@ def _prompt(fields: Fields) -> Row:
     is_alpaca = _is_column(fields, "prompt", "instruction")
     payload = chats.prompt(fields.take("prompt"), fields.label("prompt"), fields.forms)
     if "prompt" in payload and (is_alpaca or fields.is_mapped("input")) and fields.has("input"):
-        given = fields.take("input")
-        if not isinstance(given, str):
+        input_text = fields.take("input")
+        if not isinstance(input_text, str):
             raise known.NOT_TEXT(fields.label("input"))
-        payload = {"prompt": f"{payload['prompt']}\n{given}" if given.strip() else payload["prompt"]}
+        payload = {
+            "prompt": f"{payload['prompt']}\n{input_text}" if input_text.strip() else payload["prompt"]
+        }
     if is_alpaca:
         fields.forms.add(known.ALPACA)
         payload = {"messages": payload.get("messages") or [chats.user(payload["prompt"])]}
@@ -394,7 +396,7 @@ def _around(payload: Row, fields: Fields) -> Row:
     if not before and not system.strip():
         return payload
     messages = payload.get("messages") or [chats.user(payload["prompt"])]
-    leading = [one for one in messages[:1] if one["role"] in ("system", "developer")]
+    leading = [message for message in messages[:1] if message["role"] in ("system", "developer")]
     messages = [*leading, *before, *messages[len(leading) :]]
     if system.strip():
         fields.forms.add(known.SYSTEM)

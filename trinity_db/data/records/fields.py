@@ -37,14 +37,14 @@ class Fields:
 
     def __init__(
         self,
-        given: Row,
+        mapped: Row,
         rest: Row,
         present: Present,
         names: Mapping[str, Names],
         labels: Mapping[str, str],
         known_columns: set[str],
     ) -> None:
-        self._given = given
+        self._mapped = mapped
         self._rest = rest
         self._present = dict(present)
         self._names = names
@@ -57,8 +57,8 @@ class Fields:
 
     def has(self, name: str) -> bool:
         """Whether the field has a value other than null."""
-        if name in self._labels or name in self._given:
-            return self._given.get(name) is not None
+        if name in self._labels or name in self._mapped:
+            return self._mapped.get(name) is not None
         return name in self._present
 
     def is_mapped(self, name: str) -> bool:
@@ -70,7 +70,7 @@ class Fields:
         value = self.take_optional(name)
         if value is None:
             columns = (column for names in self._names[name] for column in names)
-            present = name in self._given or any(column in self._rest for column in columns)
+            present = name in self._mapped or any(column in self._rest for column in columns)
             raise Unfit(f"'{self.label(name)}' is {'null' if present else 'missing'}")
         return value
 
@@ -80,11 +80,11 @@ class Fields:
         Raises:
             Unfit: if a mapping names a column that the row lacks, or if several columns have this meaning.
         """
-        if name in self._labels or name in self._given:
-            if name not in self._given:
+        if name in self._labels or name in self._mapped:
+            if name not in self._mapped:
                 raise Unfit(f"'{self._labels[name]}' is missing")
             self.taken.append((name, self._labels.get(name, name)))
-            return self._given[name]
+            return self._mapped[name]
         column = self.column(name)
         if column is None:
             return None
@@ -109,7 +109,7 @@ class Fields:
     def peek(self, name: str) -> Any:
         """Return the value, which stays in its column; None without a value."""
         if name in self._labels:
-            return self._given.get(name)
+            return self._mapped.get(name)
         column = self.column(name)
         return None if column is None else self._rest[column]
 
@@ -127,7 +127,7 @@ class Fields:
     def check_mapped(self) -> None:
         """Raise Unfit if a mapped column with a value was not read."""
         taken = {name for name, _ in self.taken}
-        for name, value in self._given.items():
+        for name, value in self._mapped.items():
             if name not in taken and value not in (None, "", []):
                 raise known.NOT_READ(self.label(name))
 

@@ -57,7 +57,7 @@ Conversions = set[Conversion]
 def _spelled(roles: dict[str, str]) -> str:
     """Write roles of other programs, by the role that they become."""
     return "; ".join(
-        f"{', '.join(f'`{one}`' for one in roles if roles[one] == role)}"
+        f"{', '.join(f'`{name}`' for name in roles if roles[name] == role)}"
         for role in dict.fromkeys(roles.values())
     )
 

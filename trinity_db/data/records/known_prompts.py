@@ -15,8 +15,8 @@ from trinity_db.schema.queries import query
 def prompt_of(payload: Mapping[str, Any]) -> str:
     """Return the text that distinguishes a task from others."""
     messages = payload.get("messages")
-    if isinstance(messages, list) and all(isinstance(one, Mapping) for one in messages):
-        return "\n\n".join(f"{one.get('role')}: {one.get('content')}" for one in messages)
+    if isinstance(messages, list) and all(isinstance(message, Mapping) for message in messages):
+        return "\n\n".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
     return str(payload.get("prompt"))
 
 

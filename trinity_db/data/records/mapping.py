@@ -66,9 +66,9 @@ class ColumnMap:
             Unfit: if no column matches the star.
         """
         rest = dict(row)
-        given = _take_all(rest, self._plain)
+        mapped = _take_all(rest, self._plain)
         if not self._starred:
-            return [(given, rest)]
+            return [(mapped, rest)]
         matches = {
             column: dict(value)
             for column, value in rest.items()
@@ -77,11 +77,11 @@ class ColumnMap:
         if not matches:
             raise Unfit(f"no column matches '{self.columns[next(iter(self._starred))]}'")
         others = {column: value for column, value in rest.items() if column not in matches}
-        found = []
+        pairs = []
         for column, value in matches.items():
-            fields = {"model": column} | given | _take_all(value, self._starred)
-            found.append((fields, others | {column: value} if value else dict(others)))
-        return found
+            fields = {"model": column} | mapped | _take_all(value, self._starred)
+            pairs.append((fields, others | {column: value} if value else dict(others)))
+        return pairs
 
 
 def _check(name: str, column: str, path: ColumnPath, names: list[str], kind: str) -> None:

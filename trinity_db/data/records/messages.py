@@ -45,9 +45,9 @@ def conversation(value: Any, name: str, forms: Conversions) -> list[Message]:
         raise Unfit(f"'{name}' is empty")
     messages: list[Message] = []
     was_call = False
-    for one in value:
-        message = _message(one, name, forms)
-        is_call = _role_of(one) in known.CALL_ROLES
+    for item in value:
+        message = _message(item, name, forms)
+        is_call = _role_of(item) in known.CALL_ROLES
         if is_call and was_call:
             last = messages[-1]
             if message.get("weight") != last.get("weight") or any(message.get(key) for key in THOUGHTS):
@@ -79,11 +79,11 @@ def parsed(written: str, name: str, forms: Conversions) -> Any:
 def conversation_or_text(value: Any, name: str, forms: Conversions) -> Any:
     """Return messages if the value has some, also as JSON text; otherwise the value unchanged."""
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
-        found: Conversions = set()
-        inner = parsed(value, name, found)
+        inner_forms: Conversions = set()
+        inner = parsed(value, name, inner_forms)
         if not _are_messages(inner):
             return value
-        forms |= found
+        forms |= inner_forms
         value = inner
     return conversation(value, name, forms) if isinstance(value, list) or _are_messages(value) else value
 
@@ -92,11 +92,11 @@ def _are_messages(value: Any) -> bool:
     """Whether a value is a message, or a list of messages."""
     some = value if isinstance(value, list) else [value]
     return bool(some) and all(
-        isinstance(one, dict)
-        and isinstance(role := _role_of(one), str)
+        isinstance(item, dict)
+        and isinstance(role := _role_of(item), str)
         and role.lower() in (*known.ROLES, *known.OTHER_ROLES, *known.CALL_ROLES)
-        and not one.keys().isdisjoint(("content", "value", "tool_calls", "function_call"))
-        for one in some
+        and not item.keys().isdisjoint(("content", "value", "tool_calls", "function_call"))
+        for item in some
     )
 
 
@@ -112,13 +112,13 @@ def _role_of(message: Any) -> Any:
     return message.get("role", message.get("from")) if isinstance(message, dict) else None
 
 
-def _message(given: Any, name: str, forms: Conversions) -> Message:
-    if not isinstance(given, dict):
+def _message(item: Any, name: str, forms: Conversions) -> Message:
+    if not isinstance(item, dict):
         raise known.NOT_MESSAGES(name)
-    role, content = given.get("role"), given.get("content")
-    if given.keys() == PLAIN and role in known.ROLES and isinstance(content, str):
-        return given
-    message = {key: value for key, value in given.items() if value is not None}
+    role, content = item.get("role"), item.get("content")
+    if item.keys() == PLAIN and role in known.ROLES and isinstance(content, str):
+        return item
+    message = {key: value for key, value in item.items() if value is not None}
     for convert in _STEPS:
         convert(message, name, forms)
     return message
@@ -169,16 +169,16 @@ def _calls(message: Message, name: str, forms: Conversions) -> None:
         return
     if not isinstance(calls, list):
         raise Unfit(f"'{name}' holds 'tool_calls' that are not a list")
-    message["tool_calls"] = [_call(one, name, forms) for one in calls]
+    message["tool_calls"] = [_call(call, name, forms) for call in calls]
 
 
-def _call(given: Any, name: str, forms: Conversions) -> Message:
-    function = _without_nulls(function_of(given))
+def _call(call: Any, name: str, forms: Conversions) -> Message:
+    function = _without_nulls(function_of(call))
     called, arguments = function.get("name"), function.get("arguments")
     if not isinstance(called, str) or not called:
         raise known.BAD_CALL(name)
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        beside = _without_nulls(given) if "function" in given else {}
+        beside = _without_nulls(call) if "function" in call else {}
         other = (beside.keys() | function.keys() - {"arguments"}) - CALL_KEYS
         if other:
             raise known.OTHER_ARGUMENTS(name, min(other))
@@ -186,11 +186,11 @@ def _call(given: Any, name: str, forms: Conversions) -> Message:
         forms.add(known.NO_ARGUMENTS)
     elif not isinstance(json_of(arguments) if isinstance(arguments, str) else arguments, dict):
         raise known.BAD_ARGUMENTS(name)
-    return _without_nulls(given) | {"function": function} if "function" in given else function
+    return _without_nulls(call) | {"function": function} if "function" in call else function
 
 
-def _without_nulls(given: Mapping[str, Any]) -> Message:
-    return {key: value for key, value in given.items() if value is not None}
+def _without_nulls(fields: Mapping[str, Any]) -> Message:
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _content(message: Message, name: str, forms: Conversions) -> None:
@@ -216,7 +216,7 @@ def _text_of(part: Any, name: str) -> str:
 
 def _thought(message: Message, name: str, forms: Conversions) -> None:
     thoughts = [message[key] for key in THOUGHTS if message.get(key)]
-    if any(one != thoughts[0] for one in thoughts):
+    if any(thought != thoughts[0] for thought in thoughts):
         raise known.TWO_THOUGHTS(name)
 
 
@@ -259,7 +259,7 @@ def _ordered(messages: list[Message], name: str, forms: Conversions) -> list[Mes
             calls = ()
         else:
             ordered += run
-            calls = next((one["tool_calls"] for one in reversed(run) if one.get("tool_calls")), calls)
+            calls = next((turn["tool_calls"] for turn in reversed(run) if turn.get("tool_calls")), calls)
     return ordered
 
 
@@ -275,7 +275,7 @@ def _results(calls: Sequence[Message], results: list[Message], name: str) -> lis
     Calls that are written in the text of a turn have no entry in `calls`, and their results no ids.
     """
     ids = [result.get("tool_call_id") for result in results]
-    has_ids = any(one is not None for one in ids)
+    has_ids = any(result_id is not None for result_id in ids)
     if not calls and not has_ids:
         return results
     if len(results) > len(calls):
@@ -284,7 +284,7 @@ def _results(calls: Sequence[Message], results: list[Message], name: str) -> lis
         raise known.NO_RESULT(name)
     made: list[Any] = [call.get("id") for call in calls]
     if None not in made and None not in ids:
-        if any(one not in made for one in ids):
+        if any(result_id not in made for result_id in ids):
             raise known.LOST_RESULT(name)
         return _matched(made, ids, results, name)
     names = [result.get("name") for result in results]
@@ -298,8 +298,8 @@ def _matched(made: list[Any], labels: list[Any], results: list[Message], name: s
     left = list(zip(labels, results, strict=True))
     ordered = []
     for label in made:
-        place = next((place for place, (other, _) in enumerate(left) if other == label), None)
-        if place is None:
+        index = next((index for index, (other, _) in enumerate(left) if other == label), None)
+        if index is None:
             raise known.UNCLEAR_RESULT(name)
-        ordered.append(left.pop(place)[1])
+        ordered.append(left.pop(index)[1])
     return ordered

@@ -130,8 +130,8 @@ def _said(message: Message) -> str:
     calls = []
     for call in message.get("tool_calls") or ():
         function = function_of(call)
-        given = function.get("arguments", "")
-        written = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        arguments = function.get("arguments", "")
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         calls.append(f"{function.get('name', '')}({written})")
     return "\n".join([*([message["content"]] if message["content"] or not calls else []), *calls])
 
@@ -205,8 +205,8 @@ def _fingerprint(kind: str, content: dict[str, Any]) -> tuple[UUID, int]:
     except TypeError:
         raise Unfit("holds an object with names that are not all text") from None
     except ValueError as error:
-        what = "of more digits than Python writes" if "digits" in str(error) else "that is not finite"
-        raise Unfit(f"holds a number {what}") from None
+        flaw = "of more digits than Python writes" if "digits" in str(error) else "that is not finite"
+        raise Unfit(f"holds a number {flaw}") from None
     # An escaped backslash before "u0000" looks the same in JSON, so rare hits are checked exactly.
     if "\\u0000" in canonical and _holds_nul(content):
         raise Unfit("holds a NUL character, which PostgreSQL text cannot")

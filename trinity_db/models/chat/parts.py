@@ -158,12 +158,12 @@ class _Marked:
         if isinstance(value, Mapping):
             pairs = [(self._key(kind, index, key), self._values(kind, index, value[key])) for key in value]
             return dict(pairs)
-        return [self._values(kind, index, one) for one in value] if isinstance(value, list) else value
+        return [self._values(kind, index, item) for item in value] if isinstance(value, list) else value
 
     def _schema(self, index: int, value: Any) -> Any:
         """Mark names and descriptions, of functions and of their parameters at any depth."""
         if isinstance(value, list):
-            return [self._schema(index, one) for one in value]
+            return [self._schema(index, item) for item in value]
         if not isinstance(value, Mapping):
             return value
         properties = value.get("properties")
@@ -175,7 +175,7 @@ class _Marked:
             if key in ("name", "description") and isinstance(inner, str):
                 marked[key] = self._text("tool", index, inner)
             elif key == "properties" and isinstance(inner, Mapping):
-                marked[key] = {names[name]: self._schema(index, one) for name, one in inner.items()}
+                marked[key] = {names[name]: self._schema(index, schema) for name, schema in inner.items()}
             elif key == "required" and isinstance(inner, list):  # templates look names up in it
                 marked[key] = [names.get(name, name) if isinstance(name, str) else name for name in inner]
             else:

@@ -188,7 +188,7 @@ class ChatRenderer:
 
     def _begun(self, messages: Sequence[Message], tools: Sequence[Message], variables: Message) -> str:
         """Render a conversation up to the content of its last message, which is the begun answer."""
-        *before, last = (plain(one) for one in in_order(messages))
+        *before, last = (plain(message) for message in in_order(messages))
         if last.get("role") != "assistant" or messages[-1].get("tool_calls"):
             raise UntokenizableText("Only an answer of the assistant without tool calls can be continued.")
         marked = [*before, {**last, "content": last["content"] + BEGUN_END}]
@@ -220,7 +220,7 @@ class ChatRenderer:
         """
         try:
             render = partial(self._text, asks=asks, variables=variables)
-            return located([plain(one) for one in in_order(messages)], tools, render)
+            return located([plain(message) for message in in_order(messages)], tools, render)
         except RecursionError as error:
             raise UntokenizableText("A tool call or a tool is nested too deeply.") from error
 
@@ -230,7 +230,7 @@ class ChatRenderer:
         Raises:
             UntokenizableText: as `rendering`.
         """
-        return self._text([plain(one) for one in in_order(messages)], tools, asks=asks)
+        return self._text([plain(message) for message in in_order(messages)], tools, asks=asks)
 
     def _text(
         self,
@@ -441,9 +441,9 @@ def offered_tools(task: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
     Anything else in that column is left to the rewards that read it.
     """
-    given = task.get("tools")
-    functions = [function_of(one) for one in given] if isinstance(given, list) else []
-    return [*given] if given and all(isinstance(one.get("name"), str) for one in functions) else []
+    tools = task.get("tools")
+    functions = [function_of(tool) for tool in tools] if isinstance(tools, list) else []
+    return [*tools] if tools and all(isinstance(function.get("name"), str) for function in functions) else []
 
 
 def function_of(value: Any) -> Mapping[str, Any]:

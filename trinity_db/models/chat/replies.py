@@ -114,14 +114,14 @@ class Replies:
 
     def _shown(self, whole: str, spans: Iterable[Span]) -> Iterator[Part]:
         """Tokenize a conversation up to the last turn to learn."""
-        said: list[int] = []
-        place = 0
+        token_ids: list[int] = []
+        position = 0
         for start, stop in spans:
-            if place:
-                yield said, True
-            yield self._asked(whole, place, start), False
-            said, place = encode(whole[start:stop], self._tokenizer), stop
-        yield said if self._turns.is_ended(whole[:place]) else self._ended(said), True
+            if position:
+                yield token_ids, True
+            yield self._asked(whole, position, start), False
+            token_ids, position = encode(whole[start:stop], self._tokenizer), stop
+        yield token_ids if self._turns.is_ended(whole[:position]) else self._ended(token_ids), True
 
     def _as_it_stands(
         self, messages: Sequence[Message], text: str, tools: Sequence[Message]
@@ -140,10 +140,10 @@ class Replies:
         mark = self._turns.end
         yield [*token_ids, *encode(mark, self._tokenizer)] if mark else self._ended(token_ids), True
 
-    def _ended(self, said: list[int]) -> list[int]:
+    def _ended(self, token_ids: list[int]) -> list[int]:
         """Append the end-of-sequence token unless it is there."""
         end = self._tokenizer.eos_token_id
-        return said if end is None or said[-1:] == [end] else [*said, end]
+        return token_ids if end is None or token_ids[-1:] == [end] else [*token_ids, end]
 
     def _asked(self, text: str, start: int, stop: int) -> list[int]:
         """Tokenize the text before a turn. Each turn is tokenized separately, as explorers sample it."""
@@ -156,7 +156,7 @@ def _as_messages(response: Response) -> list[Message]:
     """Return a response as messages, with weight 1 for the turns to learn."""
     if isinstance(response, str):
         return [{"role": "assistant", "content": response, "weight": 1}]
-    return [{"weight": 1, **one} if one["role"] == "assistant" else one for one in response]
+    return [{"weight": 1, **turn} if turn["role"] == "assistant" else turn for turn in response]
 
 
 def _learned(turns: Sequence[Message]) -> set[int]:
@@ -182,21 +182,21 @@ def _opened(prompt: str, text: str) -> int:
 def _payload(parts: Iterable[Part], max_length: int) -> Payload:
     token_ids: list[int] = []
     mask: list[bool] = []
-    said = 0
+    num_last = 0
     for tokens, is_trained in parts:
         token_ids += tokens
         mask += [is_trained] * len(tokens)
-        said = len(tokens)
+        num_last = len(tokens)
         # The rest of a long conversation is truncated, so it is not checked.
         if len(token_ids) >= max_length and any(mask[1:max_length]):
             break
-    before = len(token_ids) - said
+    before = len(token_ids) - num_last
     action_mask = np.array(mask[:max_length], bool)
     if before >= max_length and not action_mask.any():
         raise PromptTooLong(f"A prompt of {before} tokens leaves no room for a response in {max_length}.")
     if not action_mask[1:].any():
         raise EmptyResponse(
-            f"A prompt of {before} tokens and a response of {said} have no token that a model "
+            f"A prompt of {before} tokens and a response of {num_last} have no token that a model "
             "predicts from another one."
         )
     return Payload(np.array(token_ids[:max_length], np.int32), action_mask)

@@ -73,9 +73,9 @@ class Turns:
         own = rendering.of_message(index)
         if not own:
             raise UntokenizableText(f"Message {index + 1} is empty, {_ADVICE}")
-        if held := next((end for end in self._ends for part in own if end in part.text), None):
+        if end_token := next((end for end in self._ends for part in own if end in part.text), None):
             raise UntokenizableText(
-                f"Message {index + 1} holds {held}, the token that ends a turn, {_ADVICE}"
+                f"Message {index + 1} holds {end_token}, the token that ends a turn, {_ADVICE}"
             )
         others = [part for part in rendering.parts if part.message != index or part.kind == "tool"]
         begin = self._begin(index, messages, rendering, tools)
