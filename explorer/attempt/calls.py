@@ -73,13 +73,13 @@ class Calls:
     def finish_reason(self) -> str | None:
         """Finish reason of the last call that is not left out of training; None if there is none."""
         history = self.history
-        kept = [place for number, place in history.places.items() if number not in history.left_out]
+        kept = [span for number, span in history.places.items() if number not in history.left_out]
         return kept[-1].finish_reason if kept else None
 
     def recall(self, number: int) -> Sampled:
         """Return a recorded call, by its number."""
-        place = self.history.places[number]
-        return Sampled(number, self.conversations.prompt(number), place.prompt_ids, place.completion)
+        span = self.history.places[number]
+        return Sampled(number, self.conversations.prompt(number), span.prompt_ids, span.completion)
 
     async def answer_of(self, sampled: Sampled, schemas: Sequence[Mapping[str, Any]]) -> Answer:
         """Return a call as an answer, with tool calls parsed by these JSON schemas."""
@@ -114,8 +114,8 @@ class Calls:
         return sampled
 
     async def _kept(self, keep: Keep, sampled: Sampled, temperature: float) -> None:
-        one = self.history.alone(sampled, temperature)
-        await keep(sampled.number, one.prompt, one.payload, sampled.completion.finish_reason)
+        sequence = self.history.alone(sampled, temperature)
+        await keep(sampled.number, sequence.prompt, sequence.payload, sampled.completion.finish_reason)
         self._stored.add(sampled.number)
         self._record(sampled, temperature)
 
@@ -124,5 +124,5 @@ class Calls:
 
     def _as_call(self, number: int) -> Call:
         sampled, temperature = self.recall(number), self.history.places[number].temperature
-        one = self.history.alone(sampled, temperature)
-        return Call(0, number, b"", one.prompt, one.payload, sampled.completion.finish_reason)
+        sequence = self.history.alone(sampled, temperature)
+        return Call(0, number, b"", sequence.prompt, sequence.payload, sampled.completion.finish_reason)

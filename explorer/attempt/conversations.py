@@ -87,7 +87,9 @@ class Conversations:
 
     def continued(self, text: str) -> tuple[Conversation, tuple[int, int]]:
         """Return the conversation that the text continues, and up to where; an empty one by default."""
-        begun = max(self._said, key=lambda one: one.begins(text), default=Conversation("", [], []))
+        begun = max(
+            self._said, key=lambda conversation: conversation.begins(text), default=Conversation("", [], [])
+        )
         return begun, begun.begins(text)
 
     def say(
@@ -147,8 +149,8 @@ class Conversations:
         """Remember the answer to a conversation, so that it is recognised when it is passed back."""
         text = self.text(sampled.completion.token_ids)
         turn = _Turn.of({"content": text}, sampled.prompt or "")
-        *_, (_, place) = _placed([*messages, {"role": "assistant", "content": ""}])
-        self._answers.setdefault(place, []).append((turn, text))
+        *_, (_, digest) = _placed([*messages, {"role": "assistant", "content": ""}])
+        self._answers.setdefault(digest, []).append((turn, text))
 
     def answer(self, sampled: Sampled, schemas: Sequence[Mapping[str, Any]]) -> Answer:
         """Return a call as an answer, with tool calls parsed by these JSON schemas."""
@@ -161,12 +163,12 @@ class Conversations:
         token_ids = sampled.completion.token_ids
         content, calls = parse(token_ids, sampled.prompt or "", self._tokenizer, schemas)
         # Ids are derived from the number of the call, so that a repeated request gets the same ids.
-        ids = [f"call_{seed_of(sampled.number, place):016x}" for place in range(len(calls))]
-        said = Answer(content, sampled, [replace(call, id=id) for call, id in zip(calls, ids, strict=True)])
+        ids = [f"call_{seed_of(sampled.number, index):016x}" for index in range(len(calls))]
+        answer = Answer(content, sampled, [replace(call, id=id) for call, id in zip(calls, ids, strict=True)])
         if ids:
-            turn = _Turn.of(plain(said.message), sampled.prompt or "")
+            turn = _Turn.of(plain(answer.message), sampled.prompt or "")
             self._with_calls[ids[0]] = turn, self.text(token_ids)
-        return said
+        return answer
 
     def whole_text(self, token_ids: Sequence[int]) -> str:
         """Decode tokens, including special tokens."""
@@ -184,24 +186,28 @@ class Conversations:
         tool calls again may change white space: each would start a new sequence. The last message may be a
         begun answer, which stays.
         """
-        said = []
-        for at, (message, (given, before)) in enumerate(zip(messages, _placed(messages), strict=True)):
+        rewritten = []
+        for at, (message, (fields, before)) in enumerate(zip(messages, _placed(messages), strict=True)):
             known: Sequence[tuple[_Turn, str]] = ()
-            if given.get("tool_calls"):
-                id = given["tool_calls"][0].get("id")
+            if fields.get("tool_calls"):
+                id = fields["tool_calls"][0].get("id")
                 known = [self._with_calls[id]] if id in self._with_calls else ()
-            elif given.get("role") == "assistant" and at + 1 < len(messages):
+            elif fields.get("role") == "assistant" and at + 1 < len(messages):
                 known = self._answers.get(before, ())
-            turn = _Turn.of(given) if known else None
-            texts = (text for one, text in reversed(known) if turn is not None and self._is_same(turn, one))
+            turn = _Turn.of(fields) if known else None
+            texts = (
+                text
+                for known_turn, text in reversed(known)
+                if turn is not None and self._is_same(turn, known_turn)
+            )
             text = next(texts, None)
-            said.append(message if text is None else AsSampled(message, text))
-        return said
+            rewritten.append(message if text is None else AsSampled(message, text))
+        return rewritten
 
-    def _is_same(self, given: _Turn, sampled: _Turn) -> bool:
-        is_same = (given.content, given.calls) == (sampled.content, sampled.calls)
-        is_left_out = self.thoughts_are_apart and not given.thought
-        return is_same and (is_left_out or given.thought == sampled.thought)
+    def _is_same(self, turn: _Turn, sampled: _Turn) -> bool:
+        is_same = (turn.content, turn.calls) == (sampled.content, sampled.calls)
+        is_left_out = self.thoughts_are_apart and not turn.thought
+        return is_same and (is_left_out or turn.thought == sampled.thought)
 
 
 def _placed(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], bytes]]:
@@ -209,11 +215,11 @@ def _placed(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, A
     space around answers, do not count."""
     digest = blake2b(digest_size=16)
     for message in messages:
-        given = plain(message)
-        yield given, digest.digest()
-        is_answer = given.get("role") == "assistant"
-        content = _Turn.of(given).content if is_answer else given["content"]
-        parts = [given.get("role"), content, _called(given)]
+        fields = plain(message)
+        yield fields, digest.digest()
+        is_answer = fields.get("role") == "assistant"
+        content = _Turn.of(fields).content if is_answer else fields["content"]
+        parts = [fields.get("role"), content, _called(fields)]
         digest.update(json.dumps(parts, default=str).encode())
 
 

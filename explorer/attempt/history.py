@@ -50,9 +50,11 @@ class History:
     def add(self, sampled: Sampled, temperature: float) -> None:
         """Append a call to the sequence that its prompt continues, or start a new one."""
         prompt_ids = sampled.prompt_ids
-        begun = [one for one in self._open if one.token_ids == prompt_ids[: len(one.token_ids)]]
+        begun = [
+            sequence for sequence in self._open if sequence.token_ids == prompt_ids[: len(sequence.token_ids)]
+        ]
         if begun:  # several may match, such as two answers to one prompt; use the longest
-            sequence = max(begun, key=lambda one: len(one.token_ids))
+            sequence = max(begun, key=lambda begun_sequence: len(begun_sequence.token_ids))
         else:
             sequence = self._begun(sampled)
             self._open.append(sequence)
@@ -101,14 +103,14 @@ class History:
 
     def _trained(self) -> list[Step]:
         """Return the open sequences without the calls that are left out of training."""
-        spans = {number: span for one in self._open for number, span in one.calls.items()}
+        spans = {number: span for sequence in self._open for number, span in sequence.calls.items()}
         self.left_out |= left_out(spans, self.requests, self._rules)
-        kept = [one.without(self.left_out) for one in self._open]
-        return [self._step_of(one) for one in kept if one is not None]
+        kept = [sequence.without(self.left_out) for sequence in self._open]
+        return [self._step_of(sequence) for sequence in kept if sequence is not None]
 
     def _step_of(self, sequence: JoinedCalls) -> Step:
-        asked = [self.requests[number] for number in sequence.calls if number in self.requests]
-        kinds = Counter((one.path, one.model) for one in asked)
+        requested = [self.requests[number] for number in sequence.calls if number in self.requests]
+        kinds = Counter((request.path, request.model) for request in requested)
         requests = [{"path": path, "model": model, "calls": n} for (path, model), n in kinds.items()]
         return Step(*self._texts(sequence), sequence.payload, requests=requests)
 

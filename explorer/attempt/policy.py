@@ -238,22 +238,22 @@ class Policy:
                 await self.calls.unbroken(self._park(listener, point, self.calls.unstored()))
         raise AttemptParked
 
-    async def _park(self, listener: Listener, point: Point, said: Sequence[Call]) -> None:
-        await listener.park(point, said)
+    async def _park(self, listener: Listener, point: Point, calls: Sequence[Call]) -> None:
+        await listener.park(point, calls)
         self.is_parked = True
 
     def go_on(self, resumed: ResumedAttempt) -> None:
         """Restore the samples from before the attempt was parked, in the same sequences and steps."""
-        said = {call.number: call for call in resumed.said}
+        calls = {call.number: call for call in resumed.said}
 
         def again(numbers: Iterable[int]) -> None:
-            for call in map(said.pop, numbers):
+            for call in map(calls.pop, numbers):
                 self.calls.restore(call)
 
         for numbers, reward, state in resumed.steps:
             again(numbers)
             self.step(reward=reward, state=state)
-        again(sorted(said))
+        again(sorted(calls))
         self.calls.begun = resumed.calls
         self._said_before = resumed.agent.rewards
         self.parked = Parked(resumed.state, resumed.answer, resumed.is_answered)
@@ -275,8 +275,8 @@ class Policy:
         Raises:
             AttemptFailed: if the program reported that the attempt has failed.
         """
-        said = self._said_before if self._address is None else await self._address.conclude()
-        return {**said, **named_rewards(returned)} if said else returned
+        rewards = self._said_before if self._address is None else await self._address.conclude()
+        return {**rewards, **named_rewards(returned)} if rewards else returned
 
     def close(self) -> None:
         """Stop serving programs. The explorer calls this when the attempt has ended."""
@@ -336,9 +336,11 @@ class Policy:
         text, ids, earlier, end = await self._taken_up(messages, schemas, begun, variables)
         sampled = await self._call(ids, text, how)
         answer_ids = sampled.completion.token_ids
-        said = await work_on(CHARACTERS * len(answer_ids), lambda: conversations.whole_text(answer_ids))
+        answer_text = await work_on(
+            CHARACTERS * len(answer_ids), lambda: conversations.whole_text(answer_ids)
+        )
         async with self._reading:
-            conversations.say(sampled, text, said, earlier, end)
+            conversations.say(sampled, text, answer_text, earlier, end)
             await work_on(characters_in(messages), lambda: conversations.remember(messages, sampled))
         return await self.calls.answer_of(sampled, schemas)
 
@@ -411,11 +413,11 @@ class Policy:
         known = tools_of(tools)
         added: list[dict[str, Any]] = []
         for turn in range(turns):
-            said = await self.chat([*messages, *added], tools=[*known.values()], **how)
-            added.append(said.message)
-            if not said.tool_calls or turn + 1 == turns:
+            reply = await self.chat([*messages, *added], tools=[*known.values()], **how)
+            added.append(reply.message)
+            if not reply.tool_calls or turn + 1 == turns:
                 break
-            added += [await answer(call, known) for call in said.tool_calls]
+            added += [await answer(call, known) for call in reply.tool_calls]
         return added
 
     def step(self, *, reward: Reward = None, state: str | None = None) -> None:

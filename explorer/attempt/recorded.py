@@ -167,7 +167,7 @@ def check(completion: Completion, prompt_tokens: int) -> None:
         TypeError: if a token or a version is not an integer.
         ValueError: naming what is wrong.
     """
-    numbers = [len(one) for one in (completion.token_ids, completion.logprobs, completion.versions)]
+    numbers = [len(values) for values in (completion.token_ids, completion.logprobs, completion.versions)]
     if not 0 < numbers[0] == numbers[1] == numbers[2]:
         tokens, logprobs, versions = numbers
         raise ValueError(

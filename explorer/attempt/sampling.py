@@ -73,8 +73,8 @@ def stops(how: Mapping[str, Any]) -> tuple[str, ...]:
         TypeError: if one is not a string.
         ValueError: if one is empty.
     """
-    given = how.get("stop") or ()
-    texts = (given,) if isinstance(given, str) else tuple(given)
+    stop = how.get("stop") or ()
+    texts = (stop,) if isinstance(stop, str) else tuple(stop)
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"A stop string is of type {type(text).__name__}, not a string.")

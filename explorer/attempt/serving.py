@@ -37,5 +37,5 @@ class Listener(Protocol):
     async def ticket(self) -> int:
         """Return the ticket number that an answer to the attempt's next park must name."""
 
-    async def park(self, point: Point, said: Sequence[Call]) -> None:
+    async def park(self, point: Point, calls: Sequence[Call]) -> None:
         """Park the attempt, with its unstored calls. It is durable when this returns."""

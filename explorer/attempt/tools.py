@@ -80,11 +80,11 @@ class Tool:
             ValidationError: if an argument is missing, unknown, or of the wrong type.
             Exception: any error of the tool.
         """
-        given = ArgsKwargs((), dict(arguments))
+        bound = ArgsKwargs((), dict(arguments))
         if inspect.iscoroutinefunction(self.function):
-            result = await self._checked.validate_python(given)
+            result = await self._checked.validate_python(bound)
         else:
-            result = await asyncio.to_thread(in_thread, lambda: self._checked.validate_python(given))
+            result = await asyncio.to_thread(in_thread, lambda: self._checked.validate_python(bound))
             if inspect.isawaitable(result):  # such as from a callable object
                 result = await result
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
@@ -95,29 +95,29 @@ class Tool:
         return TypeAdapter(function)
 
 
-def tools_of(given: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
+def tools_of(offered: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
     """Return tools by name, in order. A function's docstring becomes its description.
 
     Raises:
         ConfigError: if a function cannot be offered to a model, or two tools have the same name.
     """
     tools: dict[str, Tool] = {}
-    for one in given:
-        tool = one if isinstance(one, Tool) else _of_function(one)
+    for item in offered:
+        tool = item if isinstance(item, Tool) else _of_function(item)
         if tool.name in tools:
             raise ConfigError(f"Two tools are named '{tool.name}'; a model tells tools apart by their names.")
         tools[tool.name] = tool
     return tools
 
 
-def schemas_of(given: Sequence[Callable[..., Any] | Tool | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def schemas_of(offered: Sequence[Callable[..., Any] | Tool | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the JSON schemas of tools; schemas are passed through.
 
     Raises:
         ConfigError: if a function cannot be offered to a model, or two tools have the same name.
     """
-    functions = iter(tools_of([one for one in given if not isinstance(one, Mapping)]).values())
-    return [one if isinstance(one, Mapping) else next(functions).schema for one in given]
+    functions = iter(tools_of([item for item in offered if not isinstance(item, Mapping)]).values())
+    return [item if isinstance(item, Mapping) else next(functions).schema for item in offered]
 
 
 async def answer(call: ToolCall, tools: Mapping[str, Tool]) -> dict[str, Any]:
@@ -150,9 +150,9 @@ def parse(
     if getattr(tokenizer, "response_template", None) is not None:
         return _by_template(token_ids, prompt, tokenizer, schemas)
     text = response_text(token_ids, tokenizer)
-    thought, closed, said = text.rpartition("</think>")
-    calls = [_call(block, schemas) for block in _BLOCK.findall(said)]
-    return (thought + closed + _BLOCK.sub("", said)).strip() if calls else text, calls
+    thought, closed, rest = text.rpartition("</think>")
+    calls = [_call(block, schemas) for block in _BLOCK.findall(rest)]
+    return (thought + closed + _BLOCK.sub("", rest)).strip() if calls else text, calls
 
 
 def has_call_end(tokenizer: Any) -> bool:
@@ -188,14 +188,14 @@ async def _result(call: ToolCall, tools: Mapping[str, Tool]) -> str:
     try:
         return await tools[call.name](call.arguments)
     except ValidationError as error:
-        return "Error: " + "; ".join(_complaint(one["loc"], one["msg"]) for one in error.errors())
+        return "Error: " + "; ".join(_complaint(problem["loc"], problem["msg"]) for problem in error.errors())
     except (Exception, SystemExit) as error:  # user code
         logger.debug("tool '%s' raised %s", call.name, describe_error(error))
         return f"Error: {describe_error(error.with_traceback(None))}"  # no file paths for the model
 
 
-def _complaint(place: Sequence[int | str], message: str) -> str:
-    return f"{'.'.join(map(str, place))}: {message}" if place else message
+def _complaint(location: Sequence[int | str], message: str) -> str:
+    return f"{'.'.join(map(str, location))}: {message}" if location else message
 
 
 def _call(block: str, schemas: Sequence[Mapping[str, Any]]) -> ToolCall:
@@ -280,6 +280,6 @@ def _by_template(
         message = tokenizer.parse_response(spoken, prefix=prompt, tools=[*schemas])
     except Exception as error:  # a template is code of the model
         return "", [ToolCall("", {}, f"the tool call cannot be parsed: {error}")]
-    if calls := [_of_value(one.get("function", one)) for one in message.get("tool_calls") or []]:
+    if calls := [_of_value(call.get("function", call)) for call in message.get("tool_calls") or []]:
         return message.get("content") or "", calls
     return response_text(token_ids, tokenizer), []

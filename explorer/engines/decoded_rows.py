@@ -62,7 +62,7 @@ class Batch:
     def keep(self, running: Sequence[Row]) -> None:
         """Keep only these rows, and drop padding columns on the left."""
         going_on = set(running)
-        kept = [place for place, row in enumerate(self.rows) if row in going_on]
+        kept = [index for index, row in enumerate(self.rows) if row in going_on]
         rows = torch.tensor(kept, dtype=torch.long, device=self.mask.device)
         mask = self.mask[rows]
         padding = int(mask.any(0).int().argmax())
@@ -74,7 +74,9 @@ class Batch:
         """Append the rows of another batch, right-aligned with these."""
         kv_cache.join(self.cache, more.cache)
         width = max(self.mask.shape[1], more.mask.shape[1])
-        masks = [torch.nn.functional.pad(one.mask, (width - one.mask.shape[1], 0)) for one in (self, more)]
+        masks = [
+            torch.nn.functional.pad(batch.mask, (width - batch.mask.shape[1], 0)) for batch in (self, more)
+        ]
         self.rows = self.rows + more.rows
         self.tokens, self.mask = torch.cat([self.tokens, more.tokens]), torch.cat(masks)
 
@@ -100,14 +102,14 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
     logprobs = torch.log_softmax(logits.float() / scale, dim=-1)
     tokens = logprobs.argmax(dim=-1, keepdim=True)
-    sampled = [place for place, row in enumerate(rows) if row.request.temperature]
+    sampled = [index for index, row in enumerate(rows) if row.request.temperature]
     size = max(1, SAMPLED_AT_ONCE // logits.shape[1])
     for first in range(0, len(sampled), size):
-        places = sampled[first : first + size]
-        numbers = torch.tensor([[rows[place].random.random()] for place in places], dtype=torch.float64)
-        summed = logprobs[places].double().exp().cumsum(dim=-1)
+        indices = sampled[first : first + size]
+        numbers = torch.tensor([[rows[index].random.random()] for index in indices], dtype=torch.float64)
+        summed = logprobs[indices].double().exp().cumsum(dim=-1)
         total = summed[:, -1:]
         marks = torch.minimum(numbers.to(logits.device) * total, total.nextafter(torch.zeros_like(total)))
         # If weights are not finite, no token qualifies, and the index is beyond the last one.
-        tokens[places] = torch.searchsorted(summed, marks, right=True).clamp(max=logits.shape[1] - 1)
+        tokens[indices] = torch.searchsorted(summed, marks, right=True).clamp(max=logits.shape[1] - 1)
     return tokens, logprobs.gather(-1, tokens)

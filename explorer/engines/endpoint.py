@@ -178,8 +178,8 @@ class EndpointEngine:
             )
         target = _Target(path.absolute(), version)
         if self._target is None:
-            found = await asyncio.to_thread(folder.read, path, self._prompts)
-            self.tokenizer, self.context, self._end_tokens = found.tokenizer, found.context, found.end_tokens
+            model = await asyncio.to_thread(folder.read, path, self._prompts)
+            self.tokenizer, self.context, self._end_tokens = model.tokenizer, model.context, model.end_tokens
             self._target = target
         self._attach()
         if self._target is not target and not self._load_weights:
@@ -284,7 +284,7 @@ class EndpointEngine:
             if any(server.is_loading for server in self._servers):
                 until = loop.time() + self._patience
             is_hopeless = all(
-                one.is_left_out and isinstance(one.problem, ServerUnusable) for one in self._servers
+                server.is_left_out and isinstance(server.problem, ServerUnusable) for server in self._servers
             )
             if is_hopeless or loop.time() >= until or self._keeper.done():
                 raise EngineFailed(f"No server is usable: {self._complaints()}")
@@ -306,7 +306,9 @@ class EndpointEngine:
         exact = [server for server in healthy if server.version == wanted.version]
         if exact or target is not None:
             return exact
-        return [one for one in healthy if one.version is not None and one.version > wanted.version]
+        return [
+            server for server in healthy if server.version is not None and server.version > wanted.version
+        ]
 
     async def _check_offered(self, version: int) -> None:
         """Check that a server has a version, when another program loads weights. The explorer retries later.
@@ -319,11 +321,13 @@ class EndpointEngine:
             server.look.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(OFFER_SECONDS):
-                while not any(one.version == version for one in self._servers if not one.is_left_out):
+                while not any(
+                    server.version == version for server in self._servers if not server.is_left_out
+                ):
                     await self._news.wait()
                 return
-        healthy = [one for one in self._servers if not one.is_left_out]
-        if any(one.version is not None and one.version > version for one in healthy):
+        healthy = [server for server in self._servers if not server.is_left_out]
+        if any(server.version is not None and server.version > version for server in healthy):
             raise ConfigError(f"no server has it, and one has a later version: {self._complaints()}")
         raise NotLoadedYet(f"no server has it yet: {self._complaints()}")
 
@@ -418,8 +422,8 @@ class EndpointEngine:
         """
         canary = read_canary(target.path)
         if canary is not None:
-            said = await self._dialect.score(self._session, server.url, canary.token_ids)
-            if problem := wrong(said, canary, server.canary, self._tolerance):
+            logprobs = await self._dialect.score(self._session, server.url, canary.token_ids)
+            if problem := wrong(logprobs, canary, server.canary, self._tolerance):
                 raise ServerUnavailable(
                     f"{server.url}: does not have the weights of version {target.version}: its {problem}"
                 )

@@ -36,12 +36,12 @@ def select(cache: Any, rows: Tensor, padding: int) -> None:
     for layer in cache.layers:
         if isinstance(layer, LinearAttentionLayer):
             for states in (layer.conv_states, layer.recurrent_states):
-                states.update({place: one[rows] for place, one in states.items() if one is not None})
+                states.update({index: state[rows] for index, state in states.items() if state is not None})
         if isinstance(layer, DynamicLayer) and layer.is_initialized:
             length = layer.get_seq_length() - padding
             kept = _cached(layer, length)
             layer.keys, layer.values = (
-                one[rows, :, one.shape[2] - kept :] for one in (layer.keys, layer.values)
+                tensor[rows, :, tensor.shape[2] - kept :] for tensor in (layer.keys, layer.values)
             )
             _set_length(layer, length)
 
@@ -55,7 +55,11 @@ def join(first: Any, second: Any) -> None:
                 (mine.recurrent_states, other.recurrent_states),
             ):
                 states.update(
-                    {place: torch.cat([one, more[place]]) for place, one in states.items() if one is not None}
+                    {
+                        index: torch.cat([state, more[index]])
+                        for index, state in states.items()
+                        if state is not None
+                    }
                 )
         if isinstance(mine, DynamicLayer) and mine.is_initialized:
             length = max(mine.get_seq_length(), other.get_seq_length())

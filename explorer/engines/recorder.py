@@ -46,14 +46,14 @@ class Recorder:
     """
 
     def __init__(self, model: Any) -> None:
-        found = routers_of(model)
-        if found is None:
+        routers = routers_of(model)
+        if routers is None:
             raise ConfigError(
                 f"explorer.record_routing: {type(model).__name__} has no routers whose choice of experts can "
                 "be recorded; leave it out."
             )
-        self._routers = found
-        self._dtype = np.uint8 if found.experts <= 256 else np.uint16
+        self._routers = routers
+        self._dtype = np.uint8 if routers.experts <= 256 else np.uint16
 
     @contextmanager
     def recording(

@@ -240,8 +240,8 @@ class TransformersEngine:
             self._batch = None
         failure = EngineFailed(f"The engine has failed: {error}")
         _give(dict.fromkeys(rows, failure))
-        for one in unanswered:
-            one.done.set_exception(failure)
+        for job in unanswered:
+            job.done.set_exception(failure)
 
     def _load_what_is_asked(self) -> None:
         with self._changed:
@@ -338,16 +338,16 @@ class TransformersEngine:
         if self._model is None or not weights.is_file():
             return False
         try:
-            found = load_file(weights, device=self.device)
+            loaded = load_file(weights, device=self.device)
         except safetensors.SafetensorError as error:
             raise ConfigError(f"{weights}: is corrupted: {error}") from error
         own, seeds = self._model.state_dict(), seed_names(self._model)
-        taken = {seeds.get(name, name) for name in found}
-        if len(taken) < len(found) or taken != {seeds.get(name, name) for name in own}:
+        taken = {seeds.get(name, name) for name in loaded}
+        if len(taken) < len(loaded) or taken != {seeds.get(name, name) for name in own}:
             return False
-        if any(own[name].shape != weight.shape for name, weight in found.items()):
+        if any(own[name].shape != weight.shape for name, weight in loaded.items()):
             return False
-        for name, weight in found.items():
+        for name, weight in loaded.items():
             own[name].copy_(round_to(weight, seeds[name], own[name].dtype) if name in seeds else weight)
         return True
 
@@ -387,7 +387,7 @@ class TransformersEngine:
         cache = DynamicCache(config=self._model.config)
         contexts = [(*row.request.prompt_ids, *row.token_ids) for row in rows]
         distinct = list(dict.fromkeys(contexts)) if kv_cache.is_known(cache) else contexts
-        places = {context: place for place, context in enumerate(distinct)}
+        places = {context: index for index, context in enumerate(distinct)}
         tokens, mask = left_padded(distinct, self.device)
         batch = Batch(rows, tokens, mask, cache)
         copies = [places[context] for context in contexts] if len(distinct) < len(rows) else None

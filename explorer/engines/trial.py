@@ -41,9 +41,9 @@ def decodes_side_by_side(model: Any) -> bool:
     tokens = torch.arange(sum(ROWS), device=device) * 7 % size
     rows = tokens.split(ROWS)
     expected = [model(input_ids=row[None], use_cache=False).logits[0, -DECODED - 1 :] for row in rows]
-    if _same(_decoded(model, rows), expected) or not all(one.isfinite().all() for one in expected):
+    if _same(_decoded(model, rows), expected) or not all(logits.isfinite().all() for logits in expected):
         return True
-    if all(_same(_decoded(model, [row]), [one]) for row, one in zip(rows, expected, strict=True)):
+    if all(_same(_decoded(model, [row]), [logits]) for row, logits in zip(rows, expected, strict=True)):
         return False
     raise ConfigError(
         f"{model.config.name_or_path}: transformers decodes {type(model).__name__} to other logits than it "
@@ -57,12 +57,12 @@ def _decoded(model: Any, rows: Sequence[Tensor]) -> list[Tensor] | None:
     tokens = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
     mask = torch.stack([torch.arange(width, device=row.device) >= width - len(row) for row in rows]).long()
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    found: list[Tensor] = []
+    logits: list[Tensor] = []
     try:
         cache = DynamicCache(config=model.config)
         for end in range(width - DECODED, width + 1):
-            begin = end - 1 if found else 0
-            found.append(
+            begin = end - 1 if logits else 0
+            logits.append(
                 model(
                     input_ids=tokens[:, begin:end],
                     attention_mask=mask[:, :end],
@@ -73,14 +73,14 @@ def _decoded(model: Any, rows: Sequence[Tensor]) -> list[Tensor] | None:
             )
     except Exception:  # any error: the model needs another kind of cache
         return None
-    return list(torch.stack(found, dim=1))
+    return list(torch.stack(logits, dim=1))
 
 
-def _same(found: list[Tensor] | None, expected: list[Tensor]) -> bool:
-    if found is None:
+def _same(actual: list[Tensor] | None, expected: list[Tensor]) -> bool:
+    if actual is None:
         return False
     tolerance = torch.finfo(expected[0].dtype).eps ** 0.5  # relative; a wrong context gives about 1
     return all(
-        bool((one - other).abs().max() <= tolerance * other.abs().max())
-        for one, other in zip(found, expected, strict=True)
+        bool((logits - other).abs().max() <= tolerance * other.abs().max())
+        for logits, other in zip(actual, expected, strict=True)
     )

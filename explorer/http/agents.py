@@ -89,7 +89,7 @@ class Agent:
         id: int,
         url: str,
         key: str,
-        place: tuple[int, int],
+        group_member: tuple[int, int],
         policy: Policy,
         log: CallLog,
         forget: Callable[[], None],
@@ -97,7 +97,7 @@ class Agent:
         self.id = id
         self.url = url
         self.key = key
-        self.place = place
+        self.group_member = group_member
         self.policy = policy
         self.rewards: dict[str, float] = {}
         """Rewards that the program reported."""
@@ -128,7 +128,7 @@ class Agent:
             self._replies.setdefault(call.digest, []).append(_Reply(done))
 
     @asynccontextmanager
-    async def answering(self, asked: Asked, request: Incoming) -> AsyncIterator[Answered]:
+    async def answering(self, question: Asked, request: Incoming) -> AsyncIterator[Answered]:
         """Answer a request, or yield the answer of an earlier one if this request repeats it.
 
         The answer counts as in flight until it is sent, at the end of the context.
@@ -136,7 +136,7 @@ class Agent:
         with self._heard():
             reply = self._repeated(request)
             if reply is None:
-                reply = _Reply(asyncio.create_task(self._sample(asked, request)))
+                reply = _Reply(asyncio.create_task(self._sample(question, request)))
                 reply.task.add_done_callback(lambda _: self._forget_failed(request.digest))
                 self._replies.setdefault(request.digest, []).append(reply)
             reply.retry = max(reply.retry, request.retry or 0)
@@ -144,9 +144,9 @@ class Agent:
             try:
                 # A client that disconnects does not cancel the call: its repetition gets the same answer.
                 number = await asyncio.shield(reply.task)
-                answer = await self.policy.calls.answer_of(self.policy.calls.recall(number), asked.tools)
+                answer = await self.policy.calls.answer_of(self.policy.calls.recall(number), question.tools)
                 characters = CHARACTERS * len(answer.sampled.completion.token_ids)
-                yield await work_on(characters, lambda: self._answered(asked, answer))
+                yield await work_on(characters, lambda: self._answered(question, answer))
             finally:
                 reply.requests.remove(request)
 
@@ -157,15 +157,15 @@ class Agent:
         repeats the earlier one if no client waits for that reply any more, and nothing continues it. So two
         equal requests at once get an answer each.
         """
-        replies = reversed([one for one in self._replies.get(request.digest, ()) if not one.has_failed])
+        replies = reversed([reply for reply in self._replies.get(request.digest, ()) if not reply.has_failed])
         if request.retry is None:
             return next(replies, None)
         if request.retry:
             retry = request.retry
-            return next((one for one in replies if one.retry < retry), None)
+            return next((reply for reply in replies if reply.retry < retry), None)
         if self.policy.rules.repeats == "sample":
             return None
-        return next((one for one in replies if not one.is_in_flight and self._is_last(one)), None)
+        return next((reply for reply in replies if not reply.is_in_flight and self._is_last(reply)), None)
 
     def _is_last(self, reply: _Reply) -> bool:
         return not reply.task.done() or self.policy.calls.history.is_last(reply.task.result())
@@ -245,49 +245,53 @@ class Agent:
                 reply.task.cancel()
         self.finished.cancel()
 
-    async def _sample(self, asked: Asked, request: Incoming) -> int:
+    async def _sample(self, question: Asked, request: Incoming) -> int:
         if self.policy.failure is not None:
             raise self.policy.failure
-        _REQUESTED.set(Requested(request.digest, request.path, storable(asked.model[:MODEL])))
-        _REPLACED.set(asked.replaced)
+        _REQUESTED.set(Requested(request.digest, request.path, storable(question.model[:MODEL])))
+        _REPLACED.set(question.replaced)
         how: Sampling = {
-            "max_new_tokens": asked.max_new_tokens,
-            "temperature": asked.temperature,
-            "stop": [*asked.stop, CALL_END] if asked.one_call else asked.stop,
+            "max_new_tokens": question.max_new_tokens,
+            "temperature": question.temperature,
+            "stop": [*question.stop, CALL_END] if question.one_call else question.stop,
         }
         try:
-            return (await self._ask(asked, how)).sampled.number
+            return (await self._ask(question, how)).sampled.number
         except EngineFailed as error:
             self.break_off(error)
             raise
 
-    async def _ask(self, asked: Asked, how: Sampling) -> Answer:
-        if asked.messages:
+    async def _ask(self, question: Asked, how: Sampling) -> Answer:
+        if question.messages:
             return await self.policy.chat(
-                asked.messages, tools=asked.tools, begun=asked.begun, variables=asked.variables, **how
+                question.messages,
+                tools=question.tools,
+                begun=question.begun,
+                variables=question.variables,
+                **how,
             )
-        if isinstance(asked.prompt, str):
-            return await self.policy.complete(asked.prompt, **how)
-        return await self.policy.extend(asked.prompt, **how)
+        if isinstance(question.prompt, str):
+            return await self.policy.complete(question.prompt, **how)
+        return await self.policy.extend(question.prompt, **how)
 
     async def _keep(self, number: int, prompt: str, payload: Payload, finish_reason: str) -> None:
         call = Call(self.id, number, b"", prompt, payload, finish_reason, _REPLACED.get() or {})
-        if (asked := _REQUESTED.get()) is not None:
-            call = replace(call, digest=asked.digest, path=asked.path, model=asked.model)
-            self.policy.calls.history.requests[number] = asked
+        if (requested := _REQUESTED.get()) is not None:
+            call = replace(call, digest=requested.digest, path=requested.path, model=requested.model)
+            self.policy.calls.history.requests[number] = requested
         await self._log.add(call)
 
-    def _answered(self, asked: Asked, answer: Answer) -> Answered:
+    def _answered(self, question: Asked, answer: Answer) -> Answered:
         sampled = answer.sampled
         text, calls = str(answer), [call for call in answer.tool_calls if call.problem is None]
         if len(calls) < len(answer.tool_calls):  # keep malformed calls as part of the text
             token_ids = sampled.completion.token_ids
             text, calls = response_text(token_ids, self.policy.tokenizer), []
-        stop = self._stop_of(asked, sampled)
+        stop = self._stop_of(question, sampled)
         if stop is not None:  # the protocols omit the stop string; it stays in the trained tokens
             text = text.partition(stop)[0]
         thought = ""
-        if asked.messages and self.policy.renderer.shows_thoughts:
+        if question.messages and self.policy.renderer.shows_thoughts:
             thought, text = split(text, sampled.prompt or "")
         return Answered(
             id=f"{self.id:x}-{sampled.number:x}",
@@ -302,16 +306,16 @@ class Agent:
             thought_tokens=len(encode(thought, self.policy.tokenizer)) if thought else 0,
         )
 
-    def _stop_of(self, asked: Asked, sampled: Sampled) -> str | None:
+    def _stop_of(self, question: Asked, sampled: Sampled) -> str | None:
         """Return the stop string that ended an answer; None if none did."""
-        if sampled.completion.finish_reason != "stop" or not asked.stop:
+        if sampled.completion.finish_reason != "stop" or not question.stop:
             return None
         text = self.policy.calls.conversations.whole_text(sampled.completion.token_ids)
-        places = [(text.find(stop), -len(stop), stop) for stop in asked.stop if stop in text]
+        places = [(text.find(stop), -len(stop), stop) for stop in question.stop if stop in text]
         return min(places)[2] if places else None
 
     def _forget_failed(self, digest: bytes) -> None:
-        self._replies[digest] = [one for one in self._replies[digest] if not one.has_failed]
+        self._replies[digest] = [reply for reply in self._replies[digest] if not reply.has_failed]
 
 
 async def _given(number: int) -> int:

@@ -86,7 +86,7 @@ class Command:
             if self._check is None:
                 return reward_of(ended, "program")
             output = "".join(f"{line}\n" for line in ended.output).encode()
-            self.ended["check"] = await self._run(self._check, task, folder, lines, given=output)
+            self.ended["check"] = await self._run(self._check, task, folder, lines, stdin=output)
             return verdict_of(self.ended["check"])
 
     def close(self) -> None:
@@ -101,12 +101,12 @@ class Command:
         lines: deque[str],
         more: Mapping[str, str] | None = None,
         has_task: bool = True,
-        given: bytes = b"",
+        stdin: bytes = b"",
     ) -> Ended:
         filled = [*_all_filled(words, task)]
         with _environment(task if has_task else None, folder) as environment:
             work = None if folder is None else folder.work
-            return await self._programs.run(filled, {**environment, **(more or {})}, work, given, lines)
+            return await self._programs.run(filled, {**environment, **(more or {})}, work, stdin, lines)
 
     @asynccontextmanager
     async def _folder(self, task: Mapping[str, Any]) -> AsyncIterator[AttemptFolder | None]:

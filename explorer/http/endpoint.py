@@ -74,13 +74,13 @@ class Endpoint:
         self,
         log: CallLog,
         model: str,
-        place: EndpointAddress,
+        address: EndpointAddress,
         rules: RequestsConfig = DEFAULT_REQUESTS,
         keyless_seconds: float = KEYLESS_SECONDS,
     ) -> None:
         self._log = log
         self._model = model
-        self._place = place
+        self._address = address
         self._rules = rules
         self._reported: set[str] = set()
         """Replaced options and kinds of refusals that were logged."""
@@ -126,8 +126,8 @@ class Endpoint:
             if self._agents.get(key_hash) is agent:
                 del self._agents[key_hash]
 
-        place = group.id, member
-        agent = self._agents[key_hash] = Agent(id, self.url, key, place, policy, self._log, forget)
+        group_member = group.id, member
+        agent = self._agents[key_hash] = Agent(id, self.url, key, group_member, policy, self._log, forget)
         return agent
 
     @property
@@ -146,7 +146,7 @@ class Endpoint:
         async with self._starting:
             if self._runner is not None:
                 return
-            host, port = self._place.host, self._place.port
+            host, port = self._address.host, self._address.port
             runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=STOP_SECONDS)
             await runner.setup()
             assert runner.server is not None
@@ -171,7 +171,7 @@ class Endpoint:
             self._log_limits.close()
 
     def _application(self) -> web.Application:
-        around = [self._suspend_time_out, *([] if self._place.trace is None else [self._place.trace])]
+        around = [self._suspend_time_out, *([] if self._address.trace is None else [self._address.trace])]
         application = web.Application(client_max_size=MAX_BYTES, middlewares=around)
         router = application.router
 
@@ -221,33 +221,33 @@ class Endpoint:
             body = await body_of(request, agent.policy.context)
 
             def read() -> tuple[Asked, Incoming]:
-                given = parsed(body)
+                content = parsed(body)
                 incoming = Incoming(
                     request.path,
-                    digest_of(request, given),
+                    digest_of(request, content),
                     retry_of(request),
                     lambda: request.transport is not None,
                 )
-                return self._read(dialect, agent, given), incoming
+                return self._read(dialect, agent, content), incoming
 
             async with agent.reading:  # start an agent's requests in their order of arrival
-                asked, incoming = await work_on(len(body), read)
-            self._report(asked)
-            async with agent.answering(asked, incoming) as answered:
-                if asked.is_streamed:
-                    return await stream(request, dialect, asked, answered, len(body))
-                return await write(dialect, asked, answered, len(body))
+                question, incoming = await work_on(len(body), read)
+            self._report(question)
+            async with agent.answering(question, incoming) as answered:
+                if question.is_streamed:
+                    return await stream(request, dialect, question, answered, len(body))
+                return await write(dialect, question, answered, len(body))
 
         return answer
 
-    def _read(self, dialect: AgentDialect, agent: Agent, given: dict[str, Any]) -> Asked:
+    def _read(self, dialect: AgentDialect, agent: Agent, content: dict[str, Any]) -> Asked:
         tokenizer, renderer = agent.policy.tokenizer, agent.policy.renderer
         run = RequestContext(self._rules, renderer.reads, has_call_end(tokenizer))
-        return dialect.read(given, run)
+        return dialect.read(content, run)
 
-    def _report(self, asked: Asked) -> None:
+    def _report(self, question: Asked) -> None:
         """Log each kind of replaced option once."""
-        for path, option in asked.kinds.items():
+        for path, option in question.kinds.items():
             if self._is_new(path):
                 logger.warning(
                     "a program's option '%s' is left out: %s. Its value is stored with the call; "
@@ -261,9 +261,9 @@ class Endpoint:
         """Count the tokens of a conversation. Not a call of the policy, and not recorded."""
         agent = await self._agent(request)
         body = await body_of(request, agent.policy.context)
-        asked = await work_on(len(body), lambda: self._read(MESSAGES, agent, parsed(body)))
+        question = await work_on(len(body), lambda: self._read(MESSAGES, agent, parsed(body)))
         tokens = await agent.policy.count(
-            asked.messages, asked.tools, begun=asked.begun, variables=asked.variables
+            question.messages, question.tools, begun=question.begun, variables=question.variables
         )
         return web.json_response({"input_tokens": tokens})
 
@@ -284,21 +284,21 @@ class Endpoint:
 
     async def _offer(self, request: web.Request) -> web.Response:
         """Assign an unstarted attempt to a program."""
-        offers = self._place.offers
+        offers = self._address.offers
         if offers is None:
             raise Refused(404, "This endpoint does not offer attempts: the run's workflow makes them.")
-        wanted = self._place.key
+        wanted = self._address.key
         if wanted is not None and not secrets.compare_digest(hash_of(key_of(request)), hash_of(wanted)):
             raise Refused(401, "The API key is not the key for taking attempts.", "invalid_api_key")
         self._connections.accept_key(request.transport)
-        found = await offers.take(OFFER_SECONDS, lambda: request.transport is not None)
-        if found is None:
+        offer = await offers.take(OFFER_SECONDS, lambda: request.transport is not None)
+        if offer is None:
             raise Refused(
                 429,
                 "No attempt can start now: the concurrency limit is reached, or there is no policy yet.",
                 "no_attempt",
             )
-        agent, task = found
+        agent, task = offer
         url = f"{request.scheme}://{request.host}"
         answer = {"key": agent.key, "base_url": f"{url}/v1", "anthropic_base_url": url, "task": dict(task)}
         return web.json_response(answer, status=201)
@@ -327,9 +327,9 @@ class Endpoint:
         if (agent := self._agents.get(hash_of(key))) is not None:
             if body.strip():
                 await agent.earn(await work_on(len(body), lambda: rewards_in(body)))
-            if self._place.offers is None:
+            if self._address.offers is None:
                 return web.json_response({"rollout": None, "state": None})
-            if self._place.offers.needs_reward and not agent.rewards:
+            if self._address.offers.needs_reward and not agent.rewards:
                 raise Refused(
                     400,
                     "The attempt has no reward: send it as the body of finish, or to reward before. For "
@@ -346,16 +346,16 @@ class Endpoint:
         """End an attempt as failed, which differs from a low reward. An ended attempt stays unchanged."""
         key = await self._known(request)
         body = await body_of(request)
-        said = (await work_on(len(body), lambda: parsed(body))).get("error") if body.strip() else None
+        reason = (await work_on(len(body), lambda: parsed(body))).get("error") if body.strip() else None
         if (agent := self._agents.get(hash_of(key))) is not None:
-            await agent.fail(str(said or "the agent gave up"))
+            await agent.fail(str(reason or "the agent gave up"))
             return web.json_response({"state": "failed"})
         fate = await self._fate(key)
         return web.json_response({"state": fate.state or "failed"})
 
     def _when_written(self, agent: Agent) -> asyncio.Future[None]:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._written.setdefault(agent.place, []).append(written)
+        self._written.setdefault(agent.group_member, []).append(written)
         return written
 
     async def _agent(self, request: web.Request) -> Agent:

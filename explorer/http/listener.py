@@ -65,12 +65,12 @@ class AttemptListener:
         """Return the ticket number that an answer to the attempt's next park must name."""
         return await self.log.ticket((await self._agent()).id)
 
-    async def park(self, point: Point, said: Sequence[Call]) -> None:
+    async def park(self, point: Point, calls: Sequence[Call]) -> None:
         """Park the attempt, with its unstored calls. It is durable when this returns."""
         agent = await self._agent()
         attempt = self.group.attempt if self.resumed is None else self.resumed.attempt
-        said = [replace(call, agent_id=agent.id) for call in said]
-        await self.log.park(agent.id, await self.log.ticket(agent.id), attempt, point, said)
+        calls = [replace(call, agent_id=agent.id) for call in calls]
+        await self.log.park(agent.id, await self.log.ticket(agent.id), attempt, point, calls)
 
     async def _agent(self) -> Entered:
         """Return the attempt's agent in the store, registering it if needed."""

@@ -49,7 +49,7 @@ class CallLog:
         return await self._store.decide(lambda tx: parks.ticket(tx, self._store.worker_id, agent_id))
 
     async def park(
-        self, agent_id: int, ticket: int, attempt: int, point: parks.Point, said: Sequence[Call]
+        self, agent_id: int, ticket: int, attempt: int, point: parks.Point, calls: Sequence[Call]
     ) -> None:
         """Park an attempt. It is durable when this returns.
 
@@ -57,7 +57,7 @@ class CallLog:
             LeaseLost: if the agent has ended, or another explorer has claimed its group. Nothing is stored.
         """
         await self._store.decide(
-            lambda tx: parks.park(tx, self._store.worker_id, agent_id, ticket, attempt, point, said)
+            lambda tx: parks.park(tx, self._store.worker_id, agent_id, ticket, attempt, point, calls)
         )
 
     async def go_on(self, group: ClaimedGroup, member: int) -> parks.ResumedAttempt | None:

@@ -96,12 +96,12 @@ class PlainEndpoint(Endpoint):
         self,
         engine: Engine,
         model: str,
-        place: EndpointAddress,
+        address: EndpointAddress,
         rules: RequestsConfig,
         prompts: PromptConfig,
         max_new_tokens: int,
     ) -> None:
-        super().__init__(NoLog(), model, place, rules)
+        super().__init__(NoLog(), model, address, rules)
         self._engine = engine
         self._prompts = prompts
         self._max_new_tokens = max_new_tokens
@@ -131,14 +131,14 @@ class PlainEndpoint(Endpoint):
         return await work_on(len(body), lambda: parsed(body))
 
     def _check_key(self, request: web.Request) -> None:
-        wanted = self._place.key
+        wanted = self._address.key
         if wanted is not None and not secrets.compare_digest(hash_of(key_of(request)), hash_of(wanted)):
             raise Refused(401, "The API key is wrong.", "invalid_api_key")
         self._connections.accept_key(request.transport)
 
-    def _report(self, asked: Asked) -> None:
+    def _report(self, question: Asked) -> None:
         """Log each kind of option that is left out once. Temperature 0 is followed here."""
-        for path, option in asked.kinds.items():
+        for path, option in question.kinds.items():
             if path == "temperature" or path in self._reported or len(self._reported) == MAX_REPORTED:
                 continue
             self._reported.add(path)
@@ -152,43 +152,45 @@ class PlainEndpoint(Endpoint):
         self._check_key(request)
         body = await self._parsed(request)
         try:  # as in the other protocols, null is like no value
-            asked = _Completion.model_validate(
-                {key: given for key, given in body.items() if given is not None}
+            question = _Completion.model_validate(
+                {key: value for key, value in body.items() if value is not None}
             )
         except ValidationError as error:
             first = error.errors()[0]
             raise Refused(400, f"'{'.'.join(map(str, first['loc']))}': {first['msg']}.") from None
-        if asked.logprobs is not None and asked.temperature and asked.max_tokens != 0:
+        if question.logprobs is not None and question.temperature and question.max_tokens != 0:
             raise Refused(400, "'logprobs' needs temperature 0, or max_tokens 0.", "unsupported_value")
-        answers = await asyncio.gather(*(self._choice(asked, prompt) for prompt in asked.prompts))
+        answers = await asyncio.gather(*(self._choice(question, prompt) for prompt in question.prompts))
         numbers = {name: sum(usage[name] for _, usage in answers) for name in answers[0][1]}
         return web.json_response(
             {
                 "id": f"cmpl-{secrets.token_hex(8)}",
                 "object": "text_completion",
                 "created": int(time.time()),
-                "model": asked.model,
+                "model": question.model,
                 "choices": [choice | {"index": index} for index, (choice, _) in enumerate(answers)],
                 "usage": numbers | {"total_tokens": sum(numbers.values())},
             }
         )
 
     async def _choice(
-        self, asked: _Completion, prompt: str | list[int]
+        self, question: _Completion, prompt: str | list[int]
     ) -> tuple[dict[str, Any], dict[str, int]]:
         """Complete one prompt; return the choice and its numbers of tokens."""
         ids = prompt if isinstance(prompt, list) else await work_on(len(prompt), lambda: self._ids(prompt))
-        needs_scores = asked.echo and asked.logprobs is not None
+        needs_scores = question.echo and question.logprobs is not None
         scores = await score(self._engine, ids) if needs_scores else None
         completion = None
-        if asked.max_tokens != 0:
-            limit = asked.max_tokens or self._max_new_tokens
+        if question.max_tokens != 0:
+            limit = question.max_tokens or self._max_new_tokens
             completion = await self._engine.generate(
-                Request(ids, limit, _temperature(asked.temperature), asked.sampling_seed, asked.stops)
+                Request(
+                    ids, limit, _temperature(question.temperature), question.sampling_seed, question.stops
+                )
             )
         sampled = [] if completion is None else completion.token_ids
         characters = CHARACTERS * (len(ids) + len(sampled))
-        choice = await work_on(characters, lambda: self._described(asked, ids, scores, completion))
+        choice = await work_on(characters, lambda: self._described(question, ids, scores, completion))
         return choice, {"prompt_tokens": len(ids), "completion_tokens": len(sampled)}
 
     def _ids(self, prompt: str) -> list[int]:
@@ -196,21 +198,21 @@ class PlainEndpoint(Endpoint):
         return [*prompt_ids(prompt, self._engine.tokenizer)]
 
     def _described(
-        self, asked: _Completion, ids: list[int], scores: Scores | None, completion: Completion | None
+        self, question: _Completion, ids: list[int], scores: Scores | None, completion: Completion | None
     ) -> dict[str, Any]:
         """Return a choice with its text and, if requested, the log-probabilities of its tokens."""
         decode = self._engine.tokenizer.decode
-        shown = ids if asked.echo else []
+        shown = ids if question.echo else []
         sampled = [] if completion is None else completion.token_ids
         text = decode(sampled, skip_special_tokens=True) if sampled else ""
-        for stop in asked.stops:
+        for stop in question.stops:
             text = text.partition(stop)[0]
         choice = {
             "text": (decode(shown) if shown else "") + text,
             "finish_reason": "length" if completion is None else completion.finish_reason,
             "logprobs": None,
         }
-        if asked.logprobs is None:
+        if question.logprobs is None:
             return choice
         logprobs, tops = list[float | None](), list[dict[str, float] | None]()
         if scores is not None:
@@ -228,7 +230,7 @@ class PlainEndpoint(Endpoint):
         return choice
 
 
-def _temperature(given: Any) -> float:
+def _temperature(value: Any) -> float:
     """Return the temperature of a request; 0, greedy, without one or below the lowest."""
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    return given if is_number and given >= MIN_TEMPERATURE else 0.0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and value >= MIN_TEMPERATURE else 0.0

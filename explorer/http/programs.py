@@ -48,14 +48,14 @@ class Programs:
         command: Sequence[str],
         environment: Mapping[str, str],
         folder: Path | None = None,
-        given: bytes = b"",
+        stdin: bytes = b"",
         lines: deque[str] | None = None,
     ) -> Ended:
         """Run a program to its end or cancellation, and kill all that is left of its process group.
 
         Args:
             folder: its working directory; None: ours.
-            given: its standard input.
+            stdin: its standard input.
             lines: receives the lines of standard output and error, in the order of their arrival.
 
         Raises:
@@ -73,7 +73,7 @@ class Programs:
         self._remember(process.pid)
         try:
             assert process.stdin is not None
-            process.stdin.write(b"go\n" + given)
+            process.stdin.write(b"go\n" + stdin)
             process.stdin.close()  # written in the background, as far as the program reads it
             return await _watch(process, deque(maxlen=0) if lines is None else lines)
         finally:
@@ -96,7 +96,7 @@ class Programs:
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
-            self._tell(*(f"+ {one}" for one in self._groups))
+            self._tell(*(f"+ {pgid}" for pgid in self._groups))
         else:
             self._tell(f"+ {group}")
 

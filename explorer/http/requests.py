@@ -131,8 +131,8 @@ def rewards_in(body: bytes) -> dict[str, float]:
 def digest_of(request: web.Request, body: dict[str, Any]) -> bytes:
     """Return a digest that repetitions of a request share. A client that lost a stream may repeat it without
     streaming."""
-    asked = json.dumps({key: value for key, value in body.items() if key not in IS_STREAMED})
-    parts = request.path, request.headers.get(IDEMPOTENCY_KEY, ""), asked
+    text = json.dumps({key: value for key, value in body.items() if key not in IS_STREAMED})
+    parts = request.path, request.headers.get(IDEMPOTENCY_KEY, ""), text
     return blake2b("\x00".join(parts).encode(errors="surrogateescape"), digest_size=16).digest()
 
 
@@ -144,17 +144,17 @@ def retry_of(request: web.Request) -> int | None:
     return int(count) if count.isdecimal() else 0
 
 
-async def write(dialect: AgentDialect, asked: Asked, answered: Answered, size: int) -> web.Response:
+async def write(dialect: AgentDialect, question: Asked, answered: Answered, size: int) -> web.Response:
     """Return the answer as one object. `size` is the request's size, parts of which some protocols repeat."""
 
     def written() -> str:
-        return json.dumps(dialect.write(asked, answered))
+        return json.dumps(dialect.write(question, answered))
 
     return web.json_response(text=await work_on(_characters(answered, size), written))
 
 
 async def stream(
-    request: web.Request, dialect: AgentDialect, asked: Asked, answered: Answered, size: int
+    request: web.Request, dialect: AgentDialect, question: Asked, answered: Answered, size: int
 ) -> web.StreamResponse:
     """Send the answer as a stream. `size` is the request's size in bytes.
 
@@ -162,7 +162,7 @@ async def stream(
     """
 
     def written() -> list[bytes]:
-        return [event.encode() for event in dialect.events(asked, answered)]
+        return [event.encode() for event in dialect.events(question, answered)]
 
     events = await work_on(_characters(answered, size), written)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})

@@ -58,15 +58,15 @@ async def ask(
     """Send a request to a route, and return its response parsed as JSON; None if it is empty."""
     try:
         async with session.request(method, url + route, allow_redirects=False, **options) as answer:
-            status, said = answer.status, await answer.read()
+            status, body = answer.status, await answer.read()
     except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
         raise ServerUnavailable(f"{url}: {one_line(str(error)) or type(error).__name__}") from error
     if status == 200:
         try:
-            return json.loads(said) if said.strip() else None
+            return json.loads(body) if body.strip() else None
         except ValueError as error:
             raise ServerUnusable(f"{url}{route}: the response is not JSON") from error
-    message = f"{url}{route}: HTTP {status}: {_message(said)}"
+    message = f"{url}{route}: HTTP {status}: {_message(body)}"
     if status >= 500 or status in (408, 425, 429):
         raise ServerUnavailable(message)
     if status in (400, 413, 422):
@@ -76,9 +76,9 @@ async def ask(
     raise ServerUnusable(message)
 
 
-def _message(said: bytes) -> str:
+def _message(body: bytes) -> str:
     """Extract a server's error message, in one of the usual formats."""
-    text = said.decode(errors="replace")
+    text = body.decode(errors="replace")
     try:
         form = json.loads(text)
     except ValueError:
@@ -95,14 +95,14 @@ def one_line(text: str) -> str:
 
 def field(url: str, answer: Any, *path: str | int) -> Any:
     """Return a field of a response, by keys and indices."""
-    found = answer
+    value = answer
     for key in path:
         try:
-            found = found[key]
+            value = value[key]
         except (KeyError, IndexError, TypeError) as error:
             names = ".".join(map(str, path))
             raise ServerUnusable(f"{url}: its response has no {names}; is this another server?") from error
-    return found
+    return value
 
 
 def check_confirmed(url: str, label: str, version: int) -> None:
@@ -125,9 +125,9 @@ def completion(
         reason = "length"
     else:
         raise ServerUnusable(f"{url}: returned finish reason {finish_reason!r}, neither stop nor length")
-    if len(logprobs) != len(token_ids) or not all(type(one) in (int, float) for one in logprobs):
+    if len(logprobs) != len(token_ids) or not all(type(logprob) in (int, float) for logprob in logprobs):
         raise ServerUnusable(f"{url}: responds without the log-probability of each token; {NEVER_A_POLICY}")
-    garbled = [one for one in logprobs if not NO_LOGPROB < one <= ROUNDING]  # also NaN
+    garbled = [logprob for logprob in logprobs if not NO_LOGPROB < logprob <= ROUNDING]  # also NaN
     if garbled:
         raise RequestRefused(f"{url}: returned the log-probability {garbled[0]}; its weights are garbled")
     return Completion(token_ids, [*logprobs], _versions(url, spans, len(token_ids)), reason)
@@ -135,7 +135,7 @@ def completion(
 
 def scored(url: str, logprobs: list[Any], token_ids: Sequence[int]) -> list[float]:
     """Return the log-probabilities of all tokens except the first, after checking their number and type."""
-    if len(logprobs) != len(token_ids) - 1 or not all(type(one) in (int, float) for one in logprobs):
+    if len(logprobs) != len(token_ids) - 1 or not all(type(logprob) in (int, float) for logprob in logprobs):
         raise ServerUnusable(f"{url}: does not return the log-probability of each token of a prompt")
     return logprobs
 

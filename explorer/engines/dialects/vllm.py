@@ -81,7 +81,7 @@ class VLLM:
         answer = await ask(session, "POST", url, "/inference/v1/generate", _HINTS, json=body)
         choice = field(url, answer, "choices", 0)
         content = (choice.get("logprobs") or {}).get("content") or []
-        found = completion(
+        result = completion(
             url,
             choice.get("token_ids"),
             [entry.get("logprob") for entry in content],
@@ -89,9 +89,9 @@ class VLLM:
             choice.get("finish_reason"),
         )
         if not self._records_routing:
-            return found
-        num_tokens = len(request.prompt_ids) + len(found.token_ids)
-        return replace(found, routing=_routing(url, choice.get("routed_experts"), num_tokens))
+            return result
+        num_tokens = len(request.prompt_ids) + len(result.token_ids)
+        return replace(result, routing=_routing(url, choice.get("routed_experts"), num_tokens))
 
     async def health(self, session: aiohttp.ClientSession, url: str) -> None:
         await ask(session, "GET", url, "/health", timeout=AT_ONCE)
@@ -112,9 +112,9 @@ class VLLM:
         await post("/pause", params={"mode": "keep"})
         call = {"method": self._reload, "kwargs": {"weights_path": str(path)}}
         results = (await post("/collective_rpc", json=call) or {}).get("results", [])
-        said = [one for one in results if isinstance(one, dict)]
-        refusals = [one["refused"] for one in said if "refused" in one]
-        failures = [one["failed"] for one in said if "failed" in one]
+        replies = [result for result in results if isinstance(result, dict)]
+        refusals = [reply["refused"] for reply in replies if "refused" in reply]
+        failures = [reply["failed"] for reply in replies if "failed" in reply]
         if failures or 0 < len(refusals) < len(results):  # workers now have different weights
             raise ServerUnavailable(f"{url}: could not load {path}: {[*failures, *refusals][0]}")
         if not refusals:
@@ -143,22 +143,25 @@ class VLLM:
         answer = await ask(session, "POST", url, "/inference/v1/generate", _HINTS, json=body)
         # The first token has no entry; each other has an object with one entry, keyed by its id.
         entries = (field(url, answer, "prompt_logprobs") or [])[1:]
-        found = [
-            field(url, one, str(token), "logprob") for token, one in zip(token_ids[1:], entries, strict=False)
+        logprobs = [
+            field(url, entry, str(token), "logprob")
+            for token, entry in zip(token_ids[1:], entries, strict=False)
         ]
-        return scored(url, found, token_ids)
+        return scored(url, logprobs, token_ids)
 
 
-def _routing(url: str, said: Any, num_tokens: int) -> NDArray[Any]:
+def _routing(url: str, encoded: Any, num_tokens: int) -> NDArray[Any]:
     """[n - 1, layers, e] Decode the experts of all tokens but the last, from a .npy file in base64. vLLM
     includes all layers of a model, with zeros for layers without experts."""
-    if not isinstance(said, str):
+    if not isinstance(encoded, str):
         raise ServerUnusable(
             f"{url}: does not return the chosen experts; start vLLM with --enable-return-routed-experts, "
             "which needs a GPU, or leave out explorer.record_routing"
         )
     try:
-        routing: NDArray[Any] = np.load(io.BytesIO(base64.b64decode(said, validate=True)), allow_pickle=False)
+        routing: NDArray[Any] = np.load(
+            io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False
+        )
         if routing.dtype.kind in "iu" and routing.size and routing.min() >= 0 and routing.max() < 2**16:
             routing = routing.astype(np.uint8 if routing.max() < 2**8 else np.uint16)  # older servers: int32
         check_routing(routing, num_tokens)

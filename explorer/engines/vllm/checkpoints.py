@@ -102,11 +102,11 @@ class Models:
 def _is_float32(checkpoint: Path) -> bool:
     """Whether most weights of a whole model are float32. False for unreadable files: `show` reports them."""
     try:
-        found = tensors(checkpoint).values()
+        headers = tensors(checkpoint).values()
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return 2 * sum(math.prod(shape) for dtype, shape in found if dtype == "F32") > sum(
-        math.prod(shape) for _, shape in found
+    return 2 * sum(math.prod(shape) for dtype, shape in headers if dtype == "F32") > sum(
+        math.prod(shape) for _, shape in headers
     )
 
 
@@ -117,7 +117,7 @@ def show(checkpoint: Path, view: Path) -> Tensors:
         ConfigError: if the checkpoint is missing, corrupted, or has no weights that vLLM can load here.
     """
     try:
-        found = tensors(checkpoint)
+        headers = tensors(checkpoint)
         weights = set(weight_files(checkpoint))
         view.mkdir(parents=True)
         for path in checkpoint.iterdir():
@@ -125,4 +125,4 @@ def show(checkpoint: Path, view: Path) -> Tensors:
                 (view / path.name).symlink_to(path.resolve())
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{checkpoint}: vLLM cannot load it: {' '.join(str(error).split())}") from error
-    return found
+    return headers

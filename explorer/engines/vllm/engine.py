@@ -269,12 +269,12 @@ class VLLMEngine:
             return None
         view = server.view()
         try:
-            found = await asyncio.to_thread(self._models.show, path, view)
+            tensors = await asyncio.to_thread(self._models.show, path, view)
         except ConfigError:
             if server is self._server and server.is_alive:
                 raise
             return None  # the server was stopped, and its folder removed
-        return view if _shapes(found) == _shapes(self._tensors) else None
+        return view if _shapes(tensors) == _shapes(self._tensors) else None
 
     async def _reload(self, calls: _Calls, server: Server, view: Path, path: Path, version: int) -> bool:
         """Load other weights into the running server. False if it has to be restarted for them.
@@ -307,7 +307,7 @@ class VLLMEngine:
         self._server = self._loaded = None
         server = Server(self._options, self._log)
         try:
-            found = await asyncio.to_thread(folder.read, path, self._prompts)
+            model = await asyncio.to_thread(folder.read, path, self._prompts)
             view = server.view()
             self._tensors = await asyncio.to_thread(self._models.show, path, view)
             server.start(view)
@@ -326,8 +326,8 @@ class VLLMEngine:
             await asyncio.shield(asyncio.to_thread(server.stop))
             raise
         self._server = server
-        self.tokenizer, self._end_tokens = found.tokenizer, found.end_tokens
-        self.context = min(found.context, self._options.config.context or found.context)
+        self.tokenizer, self._end_tokens = model.tokenizer, model.end_tokens
+        self.context = min(model.context, self._options.config.context or model.context)
         self._count(calls, load, path, version)
 
     async def _answers(self, calls: _Calls, server: Server) -> None:
@@ -354,10 +354,10 @@ class VLLMEngine:
         canary = read_canary(path)
         token_ids = WARM_UP if canary is None else canary.token_ids
         # The first request also shows whether the server can run this model at all.
-        said = await self._dialect.score(calls.session(server), URL, token_ids)
+        logprobs = await self._dialect.score(calls.session(server), URL, token_ids)
         if canary is not None:
             dtype = max(self._options.dtype, canary.merged_dtype, key=TOLERANCE.__getitem__)
-            if problem := wrong(said, canary, self._canary, TOLERANCE[dtype]):
+            if problem := wrong(logprobs, canary, self._canary, TOLERANCE[dtype]):
                 raise WrongWeights(f"its weights are stale or garbled: {problem} in {dtype}")
         self._canary = canary
 

@@ -27,11 +27,11 @@ KEPT_BYTES = 2**20  # kept from the end of a log that exceeds it
 
 def guard(owner: int, folder: str, command: Sequence[str]) -> None:
     """Run the command, then delete the folder and kill this process group."""
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent)
     # A process whose parent dies gets a new parent.
-    while process.poll() is None and not asked and os.getppid() == owner:
+    while process.poll() is None and not signals and os.getppid() == owner:
         time.sleep(LOOK_SECONDS)
         shorten(sys.stdout.fileno(), LOG_BYTES, KEPT_BYTES)
     if process.poll() is None:

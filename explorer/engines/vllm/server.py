@@ -62,7 +62,7 @@ class Options:
     def arguments(self, model: Path, socket: Path) -> list[str]:
         """Return the server's command-line arguments."""
         config = self.config
-        found = {
+        options = {
             "--model": str(model),
             "--uds": str(socket),
             "--served-model-name": MODEL,
@@ -77,17 +77,17 @@ class Options:
             "--uvicorn-log-level": "warning",
         }
         if config.context is not None:
-            found["--max-model-len"] = str(config.context)
+            options["--max-model-len"] = str(config.context)
         cache = config.cache_gigabytes or (None if self.has_gpu else CPU_CACHE_GIGABYTES)
         if cache is not None:
-            found["--kv-cache-memory-bytes"] = str(int(cache * 1e9))
+            options["--kv-cache-memory-bytes"] = str(int(cache * 1e9))
         flags = ["--enable-scale-out"]  # the route that returns the version of each token
         if not self.has_gpu:
             # On the CPU, a seeded request whose prompt is split into chunks crashes the server.
             flags += ["--no-enable-chunked-prefill", "--enforce-eager"]
         if self.record_routing:
             flags.append("--enable-return-routed-experts")
-        return [*(word for pair in found.items() for word in pair), *flags, *config.arguments]
+        return [*(word for pair in options.items() for word in pair), *flags, *config.arguments]
 
     def environment(self, key: str) -> dict[str, str]:
         """Return the environment variables of the server: ours without those of the store, plus its own."""
@@ -99,10 +99,10 @@ class Options:
         }
         if not self.has_gpu:
             preset["TORCH_COMPILE_DISABLE"] = "1"  # compiling takes a minute at first, and needs a compiler
-        found = preset | variables()
-        return found | {
+        environment = preset | variables()
+        return environment | {
             "PYTHONPATH": str(INSIDE),
-            "PATH": f"{self.python.parent}{os.pathsep}{found.get('PATH', '')}",
+            "PATH": f"{self.python.parent}{os.pathsep}{environment.get('PATH', '')}",
             "VLLM_API_KEY": key,
             "VLLM_SERVER_DEV_MODE": "1",  # the routes that load weights
         }

@@ -164,12 +164,12 @@ def tools(body: Body) -> list[Mapping[str, Any]]:
     Raises:
         Refused: if a tool is invalid.
     """
-    given = take(body, "tools", list, "a list of tools") or []
-    for tool in given:
+    schemas = take(body, "tools", list, "a list of tools") or []
+    for tool in schemas:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise Refused(400, '\'tools\' must be functions: {"type": "function", "function": {"name": …}}.')
-    return [] if body.get("tool_choice") == "none" else given
+    return [] if body.get("tool_choice") == "none" else schemas
 
 
 def _shown(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -195,7 +195,7 @@ def _is_begun(body: Body, messages: list[Mapping[str, Any]]) -> bool:
     return begun
 
 
-def write(asked: Asked, answered: Answered) -> dict[str, Any]:
+def write(question: Asked, answered: Answered) -> dict[str, Any]:
     """Encode the answer as one object with one choice."""
     message: dict[str, Any] = {"role": "assistant", "content": answered.text, "refusal": None}
     if answered.thought:
@@ -204,12 +204,12 @@ def write(asked: Asked, answered: Answered) -> dict[str, Any]:
         message["tool_calls"] = [call.openai for call in answered.tool_calls]
         message["content"] = answered.text or None
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answered)}
-    return {**_head(asked, answered, "chat.completion"), "choices": [choice], "usage": usage(answered)}
+    return {**_head(question, answered, "chat.completion"), "choices": [choice], "usage": usage(answered)}
 
 
-def events(asked: Asked, answered: Answered) -> Iterable[str]:
+def events(question: Asked, answered: Answered) -> Iterable[str]:
     """Yield the answer in chunks: role, thought, text, tool calls, finish reason and, if requested, usage."""
-    head = _head(asked, answered, "chat.completion.chunk")
+    head = _head(question, answered, "chat.completion.chunk")
 
     def chunk(delta: Mapping[str, Any], finish_reason: str | None = None) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
@@ -223,17 +223,17 @@ def events(asked: Asked, answered: Answered) -> Iterable[str]:
     for index, call in enumerate(answered.tool_calls):
         yield chunk({"tool_calls": [{"index": index, **call.openai}]})
     yield chunk({}, _finish_reason(answered))
-    if asked.options["include_usage"]:
+    if question.options["include_usage"]:
         yield event({**head, "choices": [], "usage": usage(answered)})
     yield "data: [DONE]\n\n"
 
 
-def _head(asked: Asked, answered: Answered, kind: str) -> dict[str, Any]:
+def _head(question: Asked, answered: Answered, kind: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{answered.id}",
         "object": kind,
         "created": answered.created,
-        "model": asked.model,
+        "model": question.model,
         "system_fingerprint": None,
     }
 

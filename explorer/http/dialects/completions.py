@@ -72,37 +72,37 @@ def convert(body: Body, run: RequestContext) -> Asked:
     )
 
 
-def write(asked: Asked, answered: Answered) -> dict[str, Any]:
+def write(question: Asked, answered: Answered) -> dict[str, Any]:
     """Encode the answer as one object with one choice."""
-    return {**_head(asked, answered), "choices": [_choice(asked, answered)], "usage": usage(answered)}
+    return {**_head(question, answered), "choices": [_choice(question, answered)], "usage": usage(answered)}
 
 
-def events(asked: Asked, answered: Answered) -> Iterable[str]:
+def events(question: Asked, answered: Answered) -> Iterable[str]:
     """Yield the answer as one chunk and, if requested, usage."""
-    yield event({**_head(asked, answered), "choices": [_choice(asked, answered)]})
-    if asked.options["include_usage"]:
-        yield event({**_head(asked, answered), "choices": [], "usage": usage(answered)})
+    yield event({**_head(question, answered), "choices": [_choice(question, answered)]})
+    if question.options["include_usage"]:
+        yield event({**_head(question, answered), "choices": [], "usage": usage(answered)})
     yield "data: [DONE]\n\n"
 
 
-def _choice(asked: Asked, answered: Answered) -> dict[str, Any]:
+def _choice(question: Asked, answered: Answered) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": 0,
         "text": answered.text,
         "logprobs": None,
         "finish_reason": answered.finish_reason,
     }
-    if asked.options["return_token_ids"]:
+    if question.options["return_token_ids"]:
         choice |= {"prompt_token_ids": [*answered.prompt_ids], "token_ids": [*answered.token_ids]}
     return choice
 
 
-def _head(asked: Asked, answered: Answered) -> dict[str, Any]:
+def _head(question: Asked, answered: Answered) -> dict[str, Any]:
     return {
         "id": f"cmpl-{answered.id}",
         "object": "text_completion",
         "created": answered.created,
-        "model": asked.model,
+        "model": question.model,
     }
 
 

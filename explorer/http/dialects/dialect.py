@@ -100,11 +100,11 @@ class AgentDialect:
             Refused: if an option is refused, or something is missing or has the wrong type.
         """
         options = OptionReader(self.options, run)
-        asked = self.convert(options.read(body), run)
-        if asked.begun and asked.messages[-1].get("tool_calls"):
+        question = self.convert(options.read(body), run)
+        if question.begun and question.messages[-1].get("tool_calls"):
             raise Refused(400, "The last message has tool calls without results, and cannot be continued.")
-        check_model(asked.model, run.rules)
-        return replace(asked, replaced=options.replaced, kinds=options.kinds)
+        check_model(question.model, run.rules)
+        return replace(question, replaced=options.replaced, kinds=options.kinds)
 
 
 def check_model(name: str, rules: RequestsConfig) -> None:
@@ -124,17 +124,17 @@ def event(data: Mapping[str, Any], name: str | None = None) -> str:
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
-def take(body: Body, key: str, kind: type | tuple[type, ...], what: str) -> Any:
+def take(body: Body, key: str, kind: type | tuple[type, ...], expected: str) -> Any:
     """Return a value of a request; None if it is missing.
 
     Raises:
-        Refused: if it has the wrong type; `what` describes the expected one.
+        Refused: if it has another type than `expected` describes.
     """
     value = body.get(key)
     is_kind = kind is bool if isinstance(value, bool) else isinstance(value, kind)  # a bool is an int too
     if value is None or is_kind:
         return value
-    raise Refused(400, f"'{key}' must be {what}.")
+    raise Refused(400, f"'{key}' must be {expected}.")
 
 
 def stop_strings(value: Any, key: str = "stop") -> Sequence[str]:
@@ -158,7 +158,7 @@ def template_variables(body: Body, run: RequestContext, effort: str | None = Non
     Raises:
         Refused: if it sets one twice, to different values.
     """
-    given = take(body, "chat_template_kwargs", Mapping, "an object") or {}
+    variables = take(body, "chat_template_kwargs", Mapping, "an object") or {}
     named: dict[str, Any] = {}
     thinks = take(body, "enable_thinking", bool, "true or false")
     if effort is not None and run.reads("reasoning_effort"):
@@ -168,19 +168,19 @@ def template_variables(body: Body, run: RequestContext, effort: str | None = Non
     if thinks is not None:
         named[str(run.thinking)] = thinks
     for name, value in named.items():
-        if given.get(name, value) != value:
+        if variables.get(name, value) != value:
             raise Refused(400, f"'chat_template_kwargs' sets {name} to another value than the request.")
-    return {**given, **named}
+    return {**variables, **named}
 
 
-def arguments_of(value: Any, place: str) -> str:
+def arguments_of(value: Any, location: str) -> str:
     """Return the arguments of a tool call as JSON text.
 
     Raises:
         Refused: if they are not an object.
     """
     if not isinstance(value, Mapping):
-        raise Refused(400, f"'{place}' must be an object.")
+        raise Refused(400, f"'{location}' must be an object.")
     return json.dumps(value, ensure_ascii=False)
 
 

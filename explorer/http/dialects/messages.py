@@ -222,24 +222,24 @@ def _variables(body: Body, run: RequestContext, effort: str | None) -> dict[str,
     return template_variables(body, run, effort)
 
 
-def write(asked: Asked, answered: Answered) -> dict[str, Any]:
+def write(question: Asked, answered: Answered) -> dict[str, Any]:
     """Encode the answer as one message with text, tool calls, or both."""
     return {
-        **_head(asked, answered),
+        **_head(question, answered),
         "content": _blocks(answered),
         **_ending(answered),
         "usage": {"input_tokens": len(answered.prompt_ids), "output_tokens": len(answered.token_ids)},
     }
 
 
-def events(asked: Asked, answered: Answered) -> Iterable[str]:
+def events(question: Asked, answered: Answered) -> Iterable[str]:
     """Yield the message block by block."""
 
     def named(kind: str, **content: Any) -> str:
         return event({"type": kind, **content}, kind)
 
     usage = {"input_tokens": len(answered.prompt_ids), "output_tokens": 0}
-    yield named("message_start", message={**_head(asked, answered), "content": [], "usage": usage})
+    yield named("message_start", message={**_head(question, answered), "content": [], "usage": usage})
     for index, block in enumerate(_blocks(answered)):
         empty, deltas = _streamed(block)
         yield named("content_block_start", index=index, content_block=empty)
@@ -277,9 +277,9 @@ def _messages(message: Mapping[str, Any], number: int) -> Iterable[dict[str, Any
     ours = ("tool_result", "tool_use", "thinking")
     texts = [block for block in blocks if block.get("type") not in ours]
     thoughts = "".join(str(block.get("thinking", "")) for block in blocks if block.get("type") == "thinking")
-    place = f"messages[{number}].content"
+    location = f"messages[{number}].content"
     calls = [
-        _call(block, f"{place}[{at}].input")
+        _call(block, f"{location}[{at}].input")
         for at, block in enumerate(blocks)
         if block.get("type") == "tool_use"
     ]
@@ -289,8 +289,8 @@ def _messages(message: Mapping[str, Any], number: int) -> Iterable[dict[str, Any
         yield shown | ({"tool_calls": calls} if calls else {})
 
 
-def _call(block: Mapping[str, Any], place: str) -> dict[str, Any]:
-    function = {"name": block.get("name"), "arguments": arguments_of(block.get("input", {}), place)}
+def _call(block: Mapping[str, Any], location: str) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": arguments_of(block.get("input", {}), location)}
     return {"id": block.get("id"), "type": "function", "function": function}
 
 
@@ -304,12 +304,12 @@ def _tools(body: Body, choice: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [] if choice.get("type") == "none" else tools
 
 
-def _head(asked: Asked, answered: Answered) -> dict[str, Any]:
+def _head(question: Asked, answered: Answered) -> dict[str, Any]:
     return {
         "id": f"msg_{answered.id}",
         "type": "message",
         "role": "assistant",
-        "model": asked.model,
+        "model": question.model,
         "stop_reason": None,
         "stop_sequence": None,
     }

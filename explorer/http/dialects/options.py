@@ -166,41 +166,41 @@ class OptionReader:
         """
         return self._object("", "", body)
 
-    def _object(self, path: str, place: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    def _object(self, path: str, location: str, value: Mapping[str, Any]) -> dict[str, Any]:
         read = {}
-        for key, given in value.items():
-            if given is None:
+        for key, inner in value.items():
+            if inner is None:
                 continue
             below, option = self.table.key(path, key)
-            kept = self._value(option, below, f"{place}.{key}" if place else key, key, given)
+            kept = self._value(option, below, f"{location}.{key}" if location else key, key, inner)
             if kept is not _LEFT_OUT:
                 read[key] = kept
         return read
 
-    def _value(self, option: Option, path: str, place: str, key: str, given: Any) -> Any:
-        if not option.allows(given, key, self.run):
-            return self._leave_out(option, path, place, given)
-        if isinstance(given, Mapping) and path in self.table.objects:
-            return self._object(path, place, given)
-        if isinstance(given, list) and path in self.table.lists:
-            items = (self._item(option, path, f"{place}[{at}]", item) for at, item in enumerate(given))
+    def _value(self, option: Option, path: str, location: str, key: str, value: Any) -> Any:
+        if not option.allows(value, key, self.run):
+            return self._leave_out(option, path, location, value)
+        if isinstance(value, Mapping) and path in self.table.objects:
+            return self._object(path, location, value)
+        if isinstance(value, list) and path in self.table.lists:
+            items = (self._item(option, path, f"{location}[{at}]", item) for at, item in enumerate(value))
             return [item for item in items if item is not _LEFT_OUT]
-        return given
+        return value
 
-    def _item(self, option: Option, path: str, place: str, item: Any) -> Any:
+    def _item(self, option: Option, path: str, location: str, item: Any) -> Any:
         if not isinstance(item, Mapping):
             return item
         path, entry = self.table.item(path, item.get(option.tag) or option.untyped)
-        return self._value(entry, path, place, "", item)
+        return self._value(entry, path, location, "", item)
 
-    def _leave_out(self, option: Option, path: str, place: str, given: Any) -> Any:
-        text = json.dumps(given)
-        problem = f"'{place}' is {text if len(text) <= SHOWN else f'{text[:SHOWN]}…'}: {option.text}"
+    def _leave_out(self, option: Option, path: str, location: str, value: Any) -> Any:
+        text = json.dumps(value)
+        problem = f"'{location}' is {text if len(text) <= SHOWN else f'{text[:SHOWN]}…'}: {option.text}"
         if option.effect is Effect.REFUSED:
             raise Refused(400, f"{problem}.", "unsupported_value", path)
         if getattr(self.run.rules, option.kind) == "strict":
             rule = f"explorer.requests.{option.kind}: strict"
             raise Refused(400, f"{problem} ({rule}).", "unsupported_value", path)
-        self.replaced[place] = given
+        self.replaced[location] = value
         self.kinds[path] = option
         return _LEFT_OUT

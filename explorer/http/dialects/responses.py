@@ -229,11 +229,11 @@ def _is_begun(items: str | list[Any]) -> bool:
     return True
 
 
-def write(asked: Asked, answered: Answered) -> dict[str, Any]:
+def write(question: Asked, answered: Answered) -> dict[str, Any]:
     """Encode the answer as one object whose output is a message, tool calls, or both."""
     is_whole = answered.finish_reason == "stop" or bool(answered.tool_calls)
     return {
-        **_head(asked, answered, "completed" if is_whole else "incomplete"),
+        **_head(question, answered, "completed" if is_whole else "incomplete"),
         "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
         "output": _output(answered),
         "usage": {
@@ -246,11 +246,11 @@ def write(asked: Asked, answered: Answered) -> dict[str, Any]:
     }
 
 
-def events(asked: Asked, answered: Answered) -> Iterable[str]:
+def events(question: Asked, answered: Answered) -> Iterable[str]:
     """Yield the events of the response: its start, the events of each item, and its end."""
     numbers = count()
-    begun = {**_head(asked, answered, "in_progress"), "output": [], "usage": None}
-    whole = write(asked, answered)
+    begun = {**_head(question, answered, "in_progress"), "output": [], "usage": None}
+    whole = write(question, answered)
     steps: list[tuple[str, dict[str, Any]]] = [
         ("response.created", {"response": begun}),
         ("response.in_progress", {"response": begun}),
@@ -314,7 +314,7 @@ def _tools(body: Body) -> list[Mapping[str, Any]]:
     return chat.tools({"tools": functions, "tool_choice": body.get("tool_choice")})
 
 
-def _head(asked: Asked, answered: Answered, status: str) -> dict[str, Any]:
+def _head(question: Asked, answered: Answered, status: str) -> dict[str, Any]:
     return {
         "id": f"resp_{answered.id}",
         "object": "response",
@@ -322,13 +322,13 @@ def _head(asked: Asked, answered: Answered, status: str) -> dict[str, Any]:
         "status": status,
         "error": None,
         "incomplete_details": None,
-        "instructions": asked.options["instructions"],
-        "metadata": asked.options["metadata"],
-        "model": asked.model,
-        "parallel_tool_calls": not asked.one_call,
-        "temperature": asked.temperature,
-        "tool_choice": asked.options["tool_choice"],
-        "tools": asked.options["tools"],
+        "instructions": question.options["instructions"],
+        "metadata": question.options["metadata"],
+        "model": question.model,
+        "parallel_tool_calls": not question.one_call,
+        "temperature": question.temperature,
+        "tool_choice": question.options["tool_choice"],
+        "tools": question.options["tools"],
         "top_p": 1.0,
     }
 
@@ -343,34 +343,34 @@ def _output(answered: Answered) -> list[dict[str, Any]]:
         part = {"type": "output_text", "text": answered.text, "annotations": []}
         message = {"type": "message", "role": "assistant", "content": [part]}
         items.append({"id": f"msg_{answered.id}", "status": "completed", **message})
-    for place, call in enumerate(answered.tool_calls):
+    for index, call in enumerate(answered.tool_calls):
         written = call.openai["function"]
         function = {"type": "function_call", "call_id": call.id, **written}
-        items.append({"id": f"fc_{answered.id}_{place}", "status": "completed", **function})
+        items.append({"id": f"fc_{answered.id}_{index}", "status": "completed", **function})
     return items
 
 
 def _item_events(index: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    place = {"output_index": index, "item_id": item["id"]}
+    position = {"output_index": index, "item_id": item["id"]}
     is_call = item["type"] == "function_call"
     empty: dict[str, Any] = {"arguments": ""} if is_call else {"content": []}
     begun = {**item, "status": "in_progress", **empty}
     yield "response.output_item.added", {"output_index": index, "item": begun}
     if is_call:
-        yield "response.function_call_arguments.delta", {**place, "delta": item["arguments"]}
+        yield "response.function_call_arguments.delta", {**position, "delta": item["arguments"]}
         yield (
             "response.function_call_arguments.done",
-            {**place, "name": item["name"], "arguments": item["arguments"]},
+            {**position, "name": item["name"], "arguments": item["arguments"]},
         )
     else:
         part = item["content"][0]
         kind = f"response.{part['type']}"
         extra: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
-        place["content_index"] = 0
-        yield "response.content_part.added", {**place, "part": {**part, "text": ""}}
-        yield f"{kind}.delta", {**place, "delta": part["text"], **extra}
-        yield f"{kind}.done", {**place, "text": part["text"], **extra}
-        yield "response.content_part.done", {**place, "part": part}
+        position["content_index"] = 0
+        yield "response.content_part.added", {**position, "part": {**part, "text": ""}}
+        yield f"{kind}.delta", {**position, "delta": part["text"], **extra}
+        yield f"{kind}.done", {**position, "text": part["text"], **extra}
+        yield "response.content_part.done", {**position, "part": part}
     yield "response.output_item.done", {"output_index": index, "item": item}
 
 

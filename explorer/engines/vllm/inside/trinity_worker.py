@@ -57,10 +57,10 @@ def tensors(folder: Path) -> Tensors:
         OSError: if a file is missing.
         ValueError: if a file is corrupted or truncated.
     """
-    found: Tensors = {}
+    headers: Tensors = {}
     for path in weight_files(folder):
-        found |= _header(path)
-    return found
+        headers |= _header(path)
+    return headers
 
 
 def weight_files(folder: Path) -> list[Path]:
