@@ -280,8 +280,10 @@ class Processors(Service):
         self._judged_groups.update(row.columns["group_id"] for row in rows)
         stage, max_attempts = state.stage, self._config.max_attempts
         with self.database.transaction() as tx:
-            held = processing.finish(tx, stage, self.run.id, self.worker_id, verdicts, max_attempts, before)
-        lost = len(verdicts) - len(held)
+            held_ids = processing.finish(
+                tx, stage, self.run.id, self.worker_id, verdicts, max_attempts, before
+            )
+        lost = len(verdicts) - len(held_ids)
         if lost:
             logger.warning(
                 "%s: %d rows were taken over by another worker; their results are discarded",

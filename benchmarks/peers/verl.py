@@ -36,7 +36,7 @@ def train(specification: frame.Specification) -> frame.Repetitions:
         _step(model, optimizer, batch, specification.micro_batch_size)
         seconds.append(time.perf_counter() - start)
     memory = {"peak": trained.peak_megabytes(), "loaded": loaded}
-    return [{"seconds": each, "tokens": batch.tokens, **memory} for each in seconds[1:]]
+    return [{"seconds": duration, "tokens": batch.tokens, **memory} for duration in seconds[1:]]
 
 
 def _step(model: Any, optimizer: torch.optim.Optimizer, batch: trained.Batch, size: int) -> None:

@@ -8,11 +8,11 @@ CALL = re.compile(r"\[(\d+)([+*])(\d+)\]")
 
 def calculate(call):
     """Return the four digits of the display after a call like [12*34]; E if the call is malformed."""
-    found = CALL.fullmatch(call)
-    if found is None:
+    match = CALL.fullmatch(call)
+    if match is None:
         return "E"
-    first, second = int(found[1]), int(found[3])
-    result = first + second if found[2] == "+" else first * second
+    first, second = int(match[1]), int(match[3])
+    result = first + second if match[2] == "+" else first * second
     return f"{result:04}" if result < 10_000 else "E"
 
 
@@ -23,9 +23,9 @@ async def attempt(task, policy):
     """
     ids = policy.tokenizer.encode(task["prompt"])
     for _ in range(TURNS):
-        said = (await policy.sample(ids, stop="]")).token_ids
-        text = policy.tokenizer.decode(said, skip_special_tokens=True)
+        sampled = (await policy.sample(ids, stop="]")).token_ids
+        text = policy.tokenizer.decode(sampled, skip_special_tokens=True)
         if not text.startswith("["):
             return float(text == task["answer"])
-        ids += said + policy.tokenizer.encode(f"{calculate(text)}=")
+        ids += sampled + policy.tokenizer.encode(f"{calculate(text)}=")
     return 0.0

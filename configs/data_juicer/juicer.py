@@ -47,7 +47,7 @@ class Juicer:
     ) -> None:
         self._url = url.rstrip("/")
         self._seconds = seconds
-        self._wanted = {"operators": [{name: dict(given)} for name, given in operators.items()], "np": 1}
+        self._wanted = {"operators": [{name: dict(options)} for name, options in operators.items()], "np": 1}
         self._session: str | None = None
 
     def __call__(self, response: Sequence[str]) -> Iterator[tuple[int, Answer | Drop]]:
@@ -57,8 +57,8 @@ class Juicer:
         left = {row["place"]: row.get(STATS) for row in self._process(table).to_pylist()}
         if not left.keys() <= set(places):
             raise ValueError(f"{self._url} sends rows that it was not asked about")
-        for place in places:
-            yield place, Answer(None, detail=left[place]) if place in left else Drop("data_juicer")
+        for index in places:
+            yield index, Answer(None, detail=left[index]) if index in left else Drop("data_juicer")
 
     def _process(self, table: pa.Table) -> pa.Table:
         """Return the remaining rows of a table; recreate a session that the service lost."""
@@ -102,7 +102,7 @@ class Juicer:
 
 def _message(error: urllib.error.HTTPError) -> str:
     """Return the last line of the service's error; the lines before are its stack."""
-    said = error.read().decode(errors="replace")
+    message = error.read().decode(errors="replace")
     with suppress(ValueError, KeyError, TypeError):
-        said = str(json.loads(said)["error"])
-    return (said.strip().splitlines() or ["nothing"])[-1]
+        message = str(json.loads(message)["error"])
+    return (message.strip().splitlines() or ["nothing"])[-1]

@@ -38,11 +38,11 @@ class FrozenLake:
         return "/".join("".join(shown[start : start + SIZE]) for start in range(0, SIZE * SIZE, SIZE))
 
 
-def moved(place, action):
+def moved(cell, action):
     """Return the number of the cell after a move."""
-    row, column = divmod(place, SIZE)
+    row, column = divmod(cell, SIZE)
     down, right = MOVES.get(action, (0, 0))
-    row, column = (min(max(one, 0), SIZE - 1) for one in (row + down, column + right))
+    row, column = (min(max(index, 0), SIZE - 1) for index in (row + down, column + right))
     return row * SIZE + column
 
 
@@ -50,9 +50,9 @@ def can_be_crossed(cells):
     """Return whether a path over the ice leads from the first cell to the last."""
     reached, waiting = {0}, [0]
     while waiting:
-        place = waiting.pop()
-        new = {moved(place, action) for action in MOVES} - reached
-        new = {one for one in new if cells[one] != "H"}
+        cell = waiting.pop()
+        new = {moved(cell, action) for action in MOVES} - reached
+        new = {cell for cell in new if cells[cell] != "H"}
         reached |= new
         waiting += new
     return len(cells) - 1 in reached

@@ -29,5 +29,7 @@ def pair() -> dict[str, str]:
 random.seed(0)
 folder = Path(sys.argv[1])
 folder.mkdir(parents=True, exist_ok=True)
-(folder / "tasks.jsonl").write_text("".join(json.dumps({"prompt": one}) + "\n" for one in ALPHABET[:-1]))
+(folder / "tasks.jsonl").write_text(
+    "".join(json.dumps({"prompt": letter}) + "\n" for letter in ALPHABET[:-1])
+)
 (folder / "pairs.jsonl").write_text("".join(json.dumps(pair()) + "\n" for _ in range(PAIRS)))

@@ -91,11 +91,11 @@ class Archiver:
         with self._database.transaction() as tx:
             chosen = payloads.archivable(tx, self._run.id, self._floor, MAX_ROWS, MAX_BYTES)
         worth_it = chosen.is_full or len(chosen.ids) >= at_least
-        if not worth_it or not (held := self._writer or self._take_lease(worker_id)):
+        if not worth_it or not (writer := self._writer or self._take_lease(worker_id)):
             now = time.monotonic()
             self._look_at = now + (now - started) / LOOKING_SHARE
             return False
-        self._move(*held, chosen.ids)
+        self._move(*writer, chosen.ids)
         return True
 
     def _take_lease(self, worker_id: int) -> tuple[payloads.Lease, Writer] | None:

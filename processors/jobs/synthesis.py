@@ -142,8 +142,8 @@ class Synthesizer:
         names = sorted({name for name, _ in made})
         with self._database.transaction() as tx:
             dataset.prepare(tx, names)  # lock them before the run, in the global lock order
-            held = synthesis.hold(tx, self._run.id, worker_id, [source for source, _ in ended])
-            still_held = [(source, verdict) for source, verdict in ended if source.id in held]
+            held_ids = synthesis.hold(tx, self._run.id, worker_id, [source for source, _ in ended])
+            still_held = [(source, verdict) for source, verdict in ended if source.id in held_ids]
             failures = [_failure(source, verdict) for source, verdict in still_held if not _passes(verdict)]
             synthesis.fail(tx, failures, self._max_attempts)
             refused = self._write(tx, [ended_group for ended_group in still_held if _passes(ended_group[1])])

@@ -287,8 +287,8 @@ def _clip_ratios(clipped: Tensor, advantages: Tensor, mask: Tensor, totals: Tota
 def _returns(rewards: Tensor, penalties: Tensor, mask: Tensor) -> Tensor:
     """[B, K] The reward less the penalties from each token on; see `returns_to_go`."""
     lengths = mask.sum(dim=1).tolist()
-    each = zip(rewards.tolist(), penalties.double().cpu().numpy(), lengths, strict=True)
-    return _rectangle([returns_to_go(reward, row[:length]) for reward, row, length in each], mask)
+    rows = zip(rewards.tolist(), penalties.double().cpu().numpy(), lengths, strict=True)
+    return _rectangle([returns_to_go(reward, row[:length]) for reward, row, length in rows], mask)
 
 
 def _whitened(advantages: Tensor, mask: Tensor) -> Tensor:

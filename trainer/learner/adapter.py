@@ -72,7 +72,7 @@ class Adapter(Lora):
         """
         self._settings.base_model_name_or_path = str(base.absolute())
         self._settings.save_pretrained(folder)
-        copies = {name: one.detach().to("cpu", copy=True) for name, one in self.matrices().items()}
+        copies = {name: matrix.detach().to("cpu", copy=True) for name, matrix in self.matrices().items()}
         return {Path(WEIGHTS_FILE): WeightsFile(copies)}
 
 
@@ -85,12 +85,16 @@ def _without_adapter(model: Any) -> list[str]:
     """
     from transformers.pytorch_utils import Conv1D
 
-    linear = {name: one for name, one in model.named_modules() if isinstance(one, (torch.nn.Linear, Conv1D))}
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D))
+    }
     return sorted(
         name
-        for name, one in linear.items()
-        if (type(one) not in (torch.nn.Linear, Conv1D) and type(one).__name__ not in _LINEAR)
-        or not one.weight.requires_grad
+        for name, module in linear.items()
+        if (type(module) not in (torch.nn.Linear, Conv1D) and type(module).__name__ not in _LINEAR)
+        or not module.weight.requires_grad
         or (model.config.get_text_config().model_type in _READ_BY_KERNELS and name.endswith(".out_proj"))
     )
 
@@ -108,18 +112,18 @@ def _check_targets(model: Any, targets: Sequence[str]) -> None:
     head = names.get(model.get_output_embeddings(), "")
     without = set(_without_adapter(model))
     for target in targets:
-        found = {name for name in linear if f".{name}".endswith(f".{target}")}
-        if found and found <= without:
+        matching = {name for name in linear if f".{name}".endswith(f".{target}")}
+        if matching and matching <= without:
             raise ConfigError(
                 f"trainer.lora.targets: '{target}' of {type(model).__name__} is read by more than its own "
                 "layer, so it cannot have an adapter; remove it."
             )
-        if head in found:
+        if head in matching:
             raise ConfigError(
                 f"trainer.lora.targets: '{target}' is the output embedding, which cannot have an adapter; "
                 "remove it."
             )
-        if not found:
+        if not matching:
             known = sorted({name.rpartition(".")[2] for name in linear - {head}})
             raise ConfigError(
                 f"trainer.lora.targets: {type(model).__name__} has no linear layer '{target}'; "

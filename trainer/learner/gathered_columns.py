@@ -63,14 +63,14 @@ def gather_columns(
         for name, column in COLUMNS.items()
         if column.origin is Origin.MODEL and name in algorithm.needs and name not in columns
     }
-    asked: dict[str, tuple[str, ...]] = {
+    passes: dict[str, tuple[str, ...]] = {
         source: (name,) for name, source in missing.items() if name not in later
     }
-    if asked.keys() >= {"logprobs", "values"}:
-        asked["logprobs_and_values"] = (*asked.pop("logprobs"), *asked.pop("values"))
-    for source, names in asked.items():
-        found = _scores(getattr(policy, source), batch.payloads, columns["mask"], policy, micro_batches)
-        columns |= zip(names, found, strict=True)
+    if passes.keys() >= {"logprobs", "values"}:
+        passes["logprobs_and_values"] = (*passes.pop("logprobs"), *passes.pop("values"))
+    for source, names in passes.items():
+        scores = _scores(getattr(policy, source), batch.payloads, columns["mask"], policy, micro_batches)
+        columns |= zip(names, scores, strict=True)
     if "mismatched" in algorithm.needs:
         columns["mismatched"] = _mismatched_ratios(batch.payloads, policy, micro_batches)
     return columns
@@ -98,12 +98,14 @@ def mismatched(payloads: Sequence[Payload], max_length: int) -> list[Payload]:
 
 def _stored(batch: Batch, device: str) -> dict[str, Tensor]:
     """Return the columns of the batch, as tensors on the device."""
-    found = {"weight": np.ones(len(batch.payloads)), **batch.columns}
-    columns = {name: torch.from_numpy(values) for name, values in found.items()}
+    arrays = {"weight": np.ones(len(batch.payloads)), **batch.columns}
+    columns = {name: torch.from_numpy(values) for name, values in arrays.items()}
     # Rewards and advantages stay in float64: for large rewards their differences are relatively small.
     columns = {
-        name: one.float() if one.is_floating_point() and name not in ("rewards", "advantages") else one
-        for name, one in columns.items()
+        name: column.float()
+        if column.is_floating_point() and name not in ("rewards", "advantages")
+        else column
+        for name, column in columns.items()
     }
     if "advantages" in columns:
         columns["advantages"] = columns["advantages"][:, None]
@@ -122,7 +124,7 @@ def _stored(batch: Batch, device: str) -> dict[str, Tensor]:
         values[mask] = np.concatenate(rows)
         columns[name] = torch.from_numpy(values)
     columns["mask"] = torch.from_numpy(mask)
-    return {name: one.to(device) for name, one in columns.items()}
+    return {name: column.to(device) for name, column in columns.items()}
 
 
 def _scores(
@@ -136,15 +138,16 @@ def _scores(
     scores: list[Tensor] = []
     # The second phase uses the same micro-batches, so that an unchanged policy gives exactly equal numbers.
     for chosen, counts, _ in micro_batches(payloads):
-        found = score([payloads[i] for i in chosen])
-        columns = found if isinstance(found, tuple) else (found,)
+        result = score([payloads[i] for i in chosen])
+        columns = result if isinstance(result, tuple) else (result,)
         scores = scores or [
-            mask.new_zeros(mask.shape, dtype=torch.promote_types(one.dtype, torch.float32)) for one in columns
+            mask.new_zeros(mask.shape, dtype=torch.promote_types(column.dtype, torch.float32))
+            for column in columns
         ]
         for whole, column in zip(scores, columns, strict=True):
             if counts:
                 whole[chosen, : column.shape[1]] = column.to(whole.dtype)
-    return tuple(policy.ranks.sum(one) for one in scores)
+    return tuple(policy.ranks.sum(whole) for whole in scores)
 
 
 def _mismatched_ratios(payloads: Sequence[Payload], policy: Policy, micro_batches: MicroBatches) -> Tensor:

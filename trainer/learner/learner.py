@@ -159,8 +159,8 @@ class Learner:
         with self._rows_have_to_fit(batch.payloads, keys=("sharding", "offload")):
             batch = self._read(batch)
             rows, metrics = self._prepare(batch)
-            found = self._shares(batch, rows, self._trained(rows))
-            return metrics | combined([shares for shares, counts, _ in found if counts], self.ranks)
+            results = self._shares(batch, rows, self._trained(rows))
+            return metrics | combined([shares for shares, counts, _ in results if counts], self.ranks)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on, except the weights.
@@ -338,13 +338,13 @@ class Learner:
         totals = count(rows, chosen, self.algorithm.width)
         payloads = [batch.payloads[i] for i in chosen]
         for micro_batch in self._micro_batches(payloads):
-            places = micro_batch.rows
+            indices = micro_batch.rows
             scored = self.policy.forward(
-                [payloads[place] for place in places],
+                [payloads[index] for index in indices],
                 entropy_gradient="entropy" in self.algorithm.needs,
                 routed=loss.chosen if loss else None,
             )
-            columns = _rows_of(rows, [chosen[place] for place in places], scored.mask.shape[1])
+            columns = _rows_of(rows, [chosen[index] for index in indices], scored.mask.shape[1])
             shares = self.algorithm.shares(columns | scored.columns, totals)
             if loss and experts is not None and scored.load is not None:
                 shares = loss.added(shares, scored.load, experts)
@@ -363,4 +363,7 @@ def _rows_of(rows: Columns, chosen: list[int], width: int) -> dict[str, Tensor]:
     per_token = rows["mask"].shape
     places = torch.tensor(chosen, device=rows["mask"].device)  # sent to a GPU once, not for each column
     columns = {name: values[places] for name, values in rows.items()}
-    return {name: one[:, :width] if rows[name].shape == per_token else one for name, one in columns.items()}
+    return {
+        name: values[:, :width] if rows[name].shape == per_token else values
+        for name, values in columns.items()
+    }

@@ -37,7 +37,7 @@ def model_has_to_fit(
     except (RuntimeError, MemoryError) as error:
         if (whose := _memory_of(error)) is None:
             raise
-        remedies = [f"set {found}"] if (found := _keys(config, ranks, keys)) else []
+        remedies = [f"set {setting}"] if (setting := _keys(config, ranks, keys)) else []
         remedies.append("use a smaller model")
         raise _too_small(whose, "the model", remedies, error) from error
 
@@ -75,7 +75,7 @@ def rows_have_to_fit(
         if limit is None:
             limit = config.most_tokens
         remedies = [f"lower trainer.micro_batch_tokens, which is {limit}"] if limit > together else []
-        remedies += [f"set {found}"] if (found := _keys(config, ranks, keys)) else []
+        remedies += [f"set {setting}"] if (setting := _keys(config, ranks, keys)) else []
         remedies.append(
             "shorten rows: rollouts with explorer.max_new_tokens, imported ones in a new run with "
             "trainer.max_length"
@@ -102,6 +102,8 @@ def _keys(config: TrainerConfig, ranks: int, names: Collection[str]) -> str:
     return " or ".join(HELPS[name] for name in names if missing[name])
 
 
-def _too_small(whose: str, what: str, remedies: Sequence[str], error: Exception) -> TrinityError:
-    said = " ".join(str(error).split())[:200]
-    return TrinityError(f"The memory of {whose} is too small for {what}: {', or '.join(remedies)}. {said}")
+def _too_small(whose: str, subject: str, remedies: Sequence[str], error: Exception) -> TrinityError:
+    reason = " ".join(str(error).split())[:200]
+    return TrinityError(
+        f"The memory of {whose} is too small for {subject}: {', or '.join(remedies)}. {reason}"
+    )

@@ -55,7 +55,7 @@ def micro_batches(
     for numbers in split_by_cost(costs, ranks.size):
         own = sorted(row for number in numbers for row in sets[number])
         batches = forward.micro_batches([payloads[row] for row in own], width)
-        plans.append([[own[place] for place in places] for places in batches])
+        plans.append([[own[index] for index in batch] for batch in batches])
     cheapest = sets[int(np.argmin(costs))][:width] if sets else []
     number_of_all = max(map(len, plans))
     began = reported = time.monotonic()

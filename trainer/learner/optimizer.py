@@ -52,7 +52,7 @@ class Optimizer:
         self._config = config
         self._parameters = [*weights.values(), *head.values()]
         self._places: dict[Tensor, int] = {
-            parameter: place for place, parameter in enumerate(self._parameters)
+            parameter: index for index, parameter in enumerate(self._parameters)
         }
         self._shapes = [[*parameter.shape] for parameter in self._parameters]
         groups = _groups(config, weights, "learning_rate") + _groups(config, head, "value_learning_rate")
@@ -104,11 +104,13 @@ class Optimizer:
         for part in self.parts:
             now = part.state_dict()
             numbers = [number for group in now["param_groups"] for number in group["params"]]
-            places = [self._places[one] for group in part.param_groups for one in group["params"]]
+            indices = [
+                self._places[parameter] for group in part.param_groups for parameter in group["params"]
+            ]
             now["state"] = {
-                number: saved["state"][place]
-                for number, place in zip(numbers, places, strict=True)
-                if place in saved["state"]
+                number: saved["state"][index]
+                for number, index in zip(numbers, indices, strict=True)
+                if index in saved["state"]
             }
             if isinstance(self._config.optimizer, OwnOptimizer):
                 kept = {"params", "peak", "weight_decay", *self._config.optimizer.options}
@@ -150,13 +152,13 @@ def schedule(config: TrainerConfig, step: int, total_steps: int) -> float:
 def _groups(config: TrainerConfig, weights: Mapping[str, torch.nn.Parameter], rate: str) -> list[Group]:
     """Divide parameters into those with weight decay and those without."""
     peak = getattr(config, rate) or config.learning_rate
-    found = []
+    groups = []
     for decays in (True, False):
-        chosen = [one for name, one in weights.items() if _decays(name, one) == decays]
+        chosen = [parameter for name, parameter in weights.items() if _decays(name, parameter) == decays]
         decay = config.weight_decay if decays else 0.0
         if chosen:
-            found.append({"params": chosen, "lr": peak, "peak": peak, "weight_decay": decay})
-    return found
+            groups.append({"params": chosen, "lr": peak, "peak": peak, "weight_decay": decay})
+    return groups
 
 
 def _decays(name: str, parameter: Tensor) -> bool:
@@ -166,7 +168,7 @@ def _decays(name: str, parameter: Tensor) -> bool:
     The biases of fused experts have two dimensions.
     """
     module = name.lower().split(".")[-2:-1]
-    return parameter.ndim > 1 and not name.endswith("bias") and not any("norm" in one for one in module)
+    return parameter.ndim > 1 and not name.endswith("bias") and not any("norm" in part for part in module)
 
 
 def _made(
@@ -184,7 +186,9 @@ def _made(
         case Sgd() as chosen:
             return [torch.optim.SGD(groups, momentum=chosen.momentum)]
         case Muon() as chosen:
-            maps, others = _split(groups, lambda one: one.ndim == 2 and one not in no_linear_maps)
+            maps, others = _split(
+                groups, lambda parameter: parameter.ndim == 2 and parameter not in no_linear_maps
+            )
             muon = partial(torch.optim.Muon, momentum=chosen.momentum, adjust_lr_fn="match_rms_adamw")
             return [*([muon(maps)] if maps else []), *([_adamw(others, AdamW())] if others else [])]
         case OwnOptimizer() as chosen:
@@ -195,9 +199,9 @@ def _split(groups: Sequence[Group], chosen: Callable[[Tensor], bool]) -> tuple[l
     """Return the groups with the chosen parameters, and with the others. Empty groups are omitted."""
     divided: tuple[list[Group], list[Group]] = ([], [])
     for group in groups:
-        for found, is_wanted in zip(divided, (True, False), strict=True):
-            if parameters := [one for one in group["params"] if chosen(one) == is_wanted]:
-                found.append({**group, "params": parameters})
+        for half, is_wanted in zip(divided, (True, False), strict=True):
+            if parameters := [parameter for parameter in group["params"] if chosen(parameter) == is_wanted]:
+                half.append({**group, "params": parameters})
     return divided
 
 

@@ -131,7 +131,7 @@ class Policy:
             return None
         weights = self.adapter.adapted_weights() if self.adapter else self.weights
         rounded = {
-            name: one for name, one in weights.items() if not model_folder.stays_exact(self.model, name)
+            name: weight for name, weight in weights.items() if not model_folder.stays_exact(self.model, name)
         }
         return VisibleUpdates(rounded, rounding.seed_names(self.model), are_frozen=self.adapter is not None)
 
@@ -166,11 +166,11 @@ class Policy:
         device = torch.device(self.device)
         free = inner_values.free_bytes(device)
         sharing = 1 if device.type == "cuda" else self.ranks.size
-        reserved = TRAINED_BYTES * sum(one.numel() for one in self.parameters())
-        found = inner_values.limits(
+        reserved = TRAINED_BYTES * sum(parameter.numel() for parameter in self.parameters())
+        limits = inner_values.limits(
             self.forward.max_tokens, None if free is None else free // sharing, reserved, token_bytes
         )
-        tokens, above = min(self.ranks.gather(found))
+        tokens, above = min(self.ranks.gather(limits))
         if config.micro_batch_tokens == "auto":
             self.forward.max_tokens = tokens
         longest = 2 * self.max_length  # a pair goes through the model together
@@ -198,7 +198,7 @@ class Policy:
         weights = self.weights if self.adapter else dict(self.model.named_parameters())
         reference = self._reference.followed() if self._reference else {}
         parts = {"model": weights, "value_head": self.head_weights, "reference": reference}
-        return {f"{part}.{name}": one for part, named in parts.items() for name, one in named.items()}
+        return {f"{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return the trained parameters, those of the value head last."""
@@ -207,7 +207,9 @@ class Policy:
     @property
     def weights(self) -> dict[str, torch.nn.Parameter]:
         """The trained parameters of the model, by name."""
-        return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+        return {
+            name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad
+        }
 
     @property
     def head_weights(self) -> dict[str, torch.nn.Parameter]:

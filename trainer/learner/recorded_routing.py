@@ -67,9 +67,9 @@ class RecordedRouting:
         elif self._forward.layout == "alone":
             why = f"{name} processes rows one by one, and cannot replay the experts of several"
         else:
-            found = self._root(lambda: routers_of(self._model)) if self._root else routers_of(self._model)
-            self._forward.routers = found
-            if found is None:
+            routers = self._root(lambda: routers_of(self._model)) if self._root else routers_of(self._model)
+            self._forward.routers = routers
+            if routers is None:
                 why = f"{name} has no routers that accept an engine's choice of experts"
         if why and self._forward.replays:
             raise ConfigError(f"trainer.replay_routing: {why}, or {_INSTEAD}.")
@@ -115,7 +115,7 @@ class RecordedRouting:
 
 def without(payloads: Sequence[Payload]) -> list[Payload]:
     """Return the rows without their choices, for models other than the policy."""
-    return [one if one.routing is None else replace(one, routing=None) for one in payloads]
+    return [payload if payload.routing is None else replace(payload, routing=None) for payload in payloads]
 
 
 def _fits(payload: Payload, routers: Routers) -> bool:

@@ -40,12 +40,12 @@ def classifier_of(model: Any) -> str:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as KNOWN
 
-    found = KNOWN.get(type(model.config), None)
-    if found is not None:
+    classifier = KNOWN.get(type(model.config), None)
+    if classifier is not None:
         with torch.device("meta"):
-            names = set(found(model.config).state_dict())
+            names = set(classifier(model.config).state_dict())
         if names - model.state_dict().keys() == {WEIGHT}:
-            return str(found.__name__)
+            return str(classifier.__name__)
     raise ConfigError(
         f"transformers has no sequence classification for {type(model).__name__}; start the reward model "
         "from a causal language model of another family."

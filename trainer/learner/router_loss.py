@@ -41,12 +41,12 @@ def router_loss_of(model: Any, config: TrainerConfig, root: Root | None) -> Rout
     Raises:
         ConfigError: if `trainer.router_aux_loss_coef` is set, but the model has no such loss.
     """
-    asked = config.router_aux_loss_coef
-    coefficient = coefficient_of(model.config) if asked is None else asked
+    configured = config.router_aux_loss_coef
+    coefficient = coefficient_of(model.config) if configured is None else configured
     if coefficient == 0:
         return None
     chosen = root(lambda: experts_per_token(model)) if root else experts_per_token(model)
-    if chosen is None and asked is not None:
+    if chosen is None and configured is not None:
         raise ConfigError(
             f"trainer.router_aux_loss_coef: transformers computes no such loss for {type(model).__name__}; "
             "remove it."

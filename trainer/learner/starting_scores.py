@@ -41,17 +41,21 @@ class StartingScores:
         Raises:
             Abandoned: if the first rank should stop.
         """
-        places = [place for place, payload in enumerate(payloads) if payload.num_predicted]
-        rows = [payloads[place] for place in places]
-        empty = set(range(len(payloads))) - set(places)
+        scorable = [index for index, payload in enumerate(payloads) if payload.num_predicted]
+        rows = [payloads[index] for index in scorable]
+        empty = set(range(len(payloads))) - set(scorable)
         own: list[tuple[int, NDArray[np.float32]]] = []
         if rows:
             for micro in micro_batches(rows, 1, self._reference.forward, self.ranks, self._should_stop):
-                found = self._reference.logprobs([rows[index] for index in micro.rows]).float().cpu().numpy()
+                logprobs = (
+                    self._reference.logprobs([rows[index] for index in micro.rows]).float().cpu().numpy()
+                )
                 if micro.counts:
-                    scored = zip(micro.rows, found, strict=True)
-                    own += [(places[index], one[: rows[index].num_predicted]) for index, one in scored]
+                    scored = zip(micro.rows, logprobs, strict=True)
+                    own += [
+                        (scorable[index], values[: rows[index].num_predicted]) for index, values in scored
+                    ]
         return [
-            *((place, np.empty(0, np.float32)) for place in empty),
-            *(one for rank in self.ranks.gather(own) for one in rank),
+            *((index, np.empty(0, np.float32)) for index in empty),
+            *(score for rank in self.ranks.gather(own) for score in rank),
         ]

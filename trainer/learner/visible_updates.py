@@ -72,7 +72,7 @@ class VisibleUpdates:
     def __init__(
         self, weights: Mapping[str, Tensor], seeds: Mapping[str, str], *, are_frozen: bool = False
     ) -> None:
-        parts = {name: (first_element(one), local_part(one)) for name, one in weights.items()}
+        parts = {name: (first_element(weight), local_part(weight)) for name, weight in weights.items()}
         self._spans = spans({name: (first, part.numel()) for name, (first, part) in parts.items()})
         self._seeds = seeds
         self._are_frozen = are_frozen
@@ -195,7 +195,7 @@ def _visible_share(before: _Version, now: _Version) -> float | None:
 
 def _changed_share(before: _Version, now: _Version) -> float:
     pairs = _chunks(before.published, now.published)
-    return sum(int((one != other).sum()) for one, other in pairs) / len(now.exact)
+    return sum(int((old != new).sum()) for old, new in pairs) / len(now.exact)
 
 
 def _noise(version: _Version) -> float:
@@ -208,8 +208,8 @@ def _noise(version: _Version) -> float:
     return math.sqrt(error / size) if size else 0.0
 
 
-def _dot(one: Tensor, other: Tensor) -> float:
-    return float((one * other).sum(dtype=torch.float64))
+def _dot(left: Tensor, right: Tensor) -> float:
+    return float((left * right).sum(dtype=torch.float64))
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

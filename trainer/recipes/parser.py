@@ -70,7 +70,7 @@ def _changed_field(recipe: Settings, field: str, before: Any, change: Any) -> An
     if isinstance(before, tuple):
         changes = change if isinstance(change, list | tuple) else [change]
         only = before[0] if len(before) == 1 else None
-        return [_changed_part(field, only, each, classes) for each in changes]
+        return [_changed_part(field, only, part, classes) for part in changes]
     return _changed_part(field, before, change, classes)
 
 

@@ -62,16 +62,16 @@ def record_batches(
 
 def _spooled(answer: Answer, schema: pa.Schema, arrays_of: str | None) -> pa.RecordBatchReader:
     """Write the rows to a file without a name, which ends with the reader."""
-    place = None if arrays_of is None else schema.get_field_index(arrays_of)
-    written = schema if place is None else pa.schema([*schema, *_PACKED])
+    id_index = None if arrays_of is None else schema.get_field_index(arrays_of)
+    written = schema if id_index is None else pa.schema([*schema, *_PACKED])
     number, path = tempfile.mkstemp(prefix="trinity-db-")
     os.close(number)
     try:
         with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, written) as stream:
             for rows in answer.chunks:
                 batch = arrow.record_batch(schema, rows)
-                if place is not None:
-                    packed = _packed(answer, [row[place] for row in rows])
+                if id_index is not None:
+                    packed = _packed(answer, [row[id_index] for row in rows])
                     batch = pa.record_batch([*batch.columns, *packed.columns], schema=written)
                 stream.write_batch(batch)
         return pa.ipc.open_stream(pa.OSFile(path))
@@ -102,14 +102,16 @@ def _decoded(batch: pa.RecordBatch, fields: Sequence[str], arrays_of: str) -> pa
         if row is not None:
             away.setdefault(table, {})[id] = row
     fetched = {
-        id: found for table, of_table in away.items() for id, found in payloads.fetch(table, of_table).items()
+        id: data for table, of_table in away.items() for id, data in payloads.fetch(table, of_table).items()
     }
-    found = [fetched.get(id, packed) for id, packed in zip(ids, data, strict=True)]
+    stored = [fetched.get(id, packed) for id, packed in zip(ids, data, strict=True)]
     decoded = [
         None if packed is None else codec.decode(name, packed, length)
-        for name, packed, length in zip(codecs, found, lengths, strict=True)
+        for name, packed, length in zip(codecs, stored, lengths, strict=True)
     ]
-    arrays = [_lists([getattr(one, field.name, None) for one in decoded], field.type) for field in _ARRAYS]
+    arrays = [
+        _lists([getattr(payload, field.name, None) for payload in decoded], field.type) for field in _ARRAYS
+    ]
     columns = [batch.column(name) for name in fields]
     schema = pa.schema([*(batch.schema.field(name) for name in fields), *_ARRAYS])
     return pa.record_batch([*columns, *arrays], schema=schema)

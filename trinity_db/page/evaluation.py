@@ -175,17 +175,17 @@ class _Evaluations:
         known, reading_visitor = list[Mapping[str, Any]](rows), visitor()
 
         async def fill() -> None:
-            for index, each in enumerate(rows):
+            for index, record in enumerate(rows):
                 if table.is_deleted:
                     return
                 try:
-                    figures = await self._reader.ask(read(each), reading_visitor)
+                    figures = await self._reader.ask(read(record), reading_visitor)
                 except TrinityError as error:
                     figures = {"unread": str(error)}
-                known[index] = {**each, **figures}
-                table.show([row(each) for each in known])
+                known[index] = {**record, **figures}
+                table.show([row(record) for record in known])
 
-        table.show([row(each) for each in rows])
+        table.show([row(record) for record in rows])
         if rows:
             layout.later(fill)
 

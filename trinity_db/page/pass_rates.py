@@ -237,7 +237,7 @@ def _run_names(tx: Transaction) -> list[str]:
 
 def _curves(tx: Transaction, run_id: int, known: Sequence[DictRow]) -> dict[str, list[Point]]:
     """Curves by metric name; the x values are policy versions."""
-    names = [name for each in known for name in evaluations.metric_names(each["taskset"], each["samples"])]
+    names = [name for entry in known for name in evaluations.metric_names(entry["taskset"], entry["samples"])]
     curves: dict[str, list[Point]] = defaultdict(list)
     values = {"run_id": run_id, "names": names, "limit": MEASURED}
     for row in tx.execute(query("page_evaluation_curves"), values):

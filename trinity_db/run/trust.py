@@ -102,17 +102,17 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
-            held = getattr(value, name)
-            if takes_any_text(field.annotation) or not isinstance(held, str):
-                yield from _texts(held, f"{key}.{name}".lstrip("."))
-        for name, held in (value.model_extra or {}).items():
-            yield from _texts(held, f"{key}.{name}")
+            inner = getattr(value, name)
+            if takes_any_text(field.annotation) or not isinstance(inner, str):
+                yield from _texts(inner, f"{key}.{name}".lstrip("."))
+        for name, inner in (value.model_extra or {}).items():
+            yield from _texts(inner, f"{key}.{name}")
     elif isinstance(value, dict):
-        for name, held in value.items():
-            yield from _texts(held, f"{key}.{name}" if isinstance(held, str | dict) else key)
+        for name, inner in value.items():
+            yield from _texts(inner, f"{key}.{name}" if isinstance(inner, str | dict) else key)
     elif isinstance(value, list | tuple | set | frozenset):
-        for held in value:
-            yield from _texts(held, key)
+        for inner in value:
+            yield from _texts(inner, key)
     elif isinstance(value, str | Path):
         yield key, str(value)
 

@@ -141,7 +141,7 @@ def _unless_equal(value: int, then: list[bytes]) -> list[bytes]:
     return [_instruction(0x15, len(then), 0, value), *then]
 
 
-def _check(result: int, what: str) -> int:
+def _check(result: int, action: str) -> int:
     if result < 0:
-        raise CannotConfine(f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise CannotConfine(f"{action}: {os.strerror(ctypes.get_errno())}")
     return result

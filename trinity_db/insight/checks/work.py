@@ -40,7 +40,7 @@ def silent_workers(connection: Connection) -> list[Finding]:
     yet."""
     findings = []
     for row in connection.execute(query("doctor_silent_workers"), {"lease_seconds": LEASE_SECONDS}):
-        held = ", ".join(f"{row[kind]} {kind}" for kind in ("rows", "groups", "batches") if row[kind])
+        leases = ", ".join(f"{row[kind]} {kind}" for kind in ("rows", "groups", "batches") if row[kind])
         life = "has stopped" if row["is_stopped"] else f"is silent for {span(row['seconds'])}"
         worker = (
             f"{row['role']} worker {row['worker']} of run '{row['run']}' ({row['host']}, pid {row['pid']})"
@@ -48,7 +48,7 @@ def silent_workers(connection: Connection) -> list[Finding]:
         remedy = f"start a role of run '{row['run']}': it releases them"
         if row["batches"]:
             remedy = f"start the trainer of run '{row['run']}': it draws them again"
-        findings.append(warn("work leases", f"{worker} {life} and holds {held}", remedy, row["run"]))
+        findings.append(warn("work leases", f"{worker} {life} and holds {leases}", remedy, row["run"]))
     return findings or [ok("work leases", "all leases are held by living workers")]
 
 
