@@ -113,8 +113,8 @@ def _in_slices(
     def adopt() -> tuple[list[int], int]:
         with database.transaction() as tx:
             hold(tx)
-            found = tx.execute(query(following), values | {"after": after, "limit": limit})
-            ids = [row["id"] for row in found]
+            rows = tx.execute(query(following), values | {"after": after, "limit": limit})
+            ids = [row["id"] for row in rows]
             row = tx.execute(query(statement), values | {"ids": ids}).fetchone() if ids else None
             if row:
                 pair_labels.follow(tx, row.get("labelled", ()))

@@ -99,8 +99,8 @@ def begin_draw(tx: Transaction, draw: Draw) -> int:
     values = {"run_id": draw.run_id, "step": draw.step, "worker_id": draw.worker_id}
     with tx.pipeline():
         leased = tx.execute(query("leased_batch"), values)
-        held = tx.execute(query("hold_trainer"), values)
-    mark = _mark(tx, held, draw.worker_id, [draw.after] if draw.after else [])
+        trainer = tx.execute(query("hold_trainer"), values)
+    mark = _mark(tx, trainer, draw.worker_id, [draw.after] if draw.after else [])
     _reopen(tx, draw.run_id, leased.fetchall())
     return mark.version
 
@@ -202,12 +202,12 @@ def hold_trainer(tx: Transaction, run_id: int, worker_id: int, *heard: Mark) -> 
         LeaseLost: if another worker replaced the trainer, or reopened its last step.
         SetBack: if the run is at another position.
     """
-    held = tx.execute(query("hold_trainer"), {"run_id": run_id, "worker_id": worker_id})
-    return _mark(tx, held, worker_id, heard)
+    trainer = tx.execute(query("hold_trainer"), {"run_id": run_id, "worker_id": worker_id})
+    return _mark(tx, trainer, worker_id, heard)
 
 
-def _mark(tx: Transaction, held: Cursor[DictRow], worker_id: int, heard: Sequence[Mark]) -> Mark:
-    trainer = held.fetchone()
+def _mark(tx: Transaction, cursor: Cursor[DictRow], worker_id: int, heard: Sequence[Mark]) -> Mark:
+    trainer = cursor.fetchone()
     if trainer is None:
         raise workers.replaced(worker_id)
     if trainer["version"] is None:  # a trainer publishes version 0 before it draws

@@ -159,7 +159,9 @@ def end(tx: Transaction, worker_id: int, rollouts: Sequence[Rollout]) -> None:
     Calls of accepted rollouts are deleted; those with replaced options lose their tokens only, and those that
     are left out of training stay.
     """
-    left_out = [(one.group.id, one.member, *call) for one in rollouts for call in one.left_out.items()]
+    left_out = [
+        (rollout.group.id, rollout.member, *call) for rollout in rollouts for call in rollout.left_out.items()
+    ]
     if left_out:
         names = ("group_ids", "ordinals", "numbers", "reasons")
         columns = dict(zip(names, map(list, zip(*left_out, strict=True)), strict=True))

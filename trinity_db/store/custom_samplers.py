@@ -102,10 +102,10 @@ class Choice:
         rows = answer(tx, self.select, statement, values).rows
         self._check_ids([row[0] for row in rows])
         weighed = zip(rows, self._weights(rows), strict=True)
-        found = [
+        offers = [
             Offer(row[0], weight, only or row[2], row[3]) for row, weight in weighed if row[4] and weight
         ]
-        return statement, rows[0][5] if rows else None, sorted(found, key=lambda offer: offer.id)
+        return statement, rows[0][5] if rows else None, sorted(offers, key=lambda offer: offer.id)
 
     def _check_columns(self, names: Sequence[str], types: Sequence[int], wanted: Sequence[str]) -> None:
         kinds = dict(zip(names, types, strict=True))
@@ -114,9 +114,9 @@ class Choice:
                 f"{self.select.key}: the SELECT must return the columns {' and '.join(wanted)}, and returns "
                 f"{', '.join(names) or 'none'}."
             )
-        for name, fitting, what in (("id", WHOLE, "whole numbers"), ("weight", NUMBERS, "numbers")):
+        for name, fitting, expected in (("id", WHOLE, "whole numbers"), ("weight", NUMBERS, "numbers")):
             if kinds[name] not in fitting:
-                raise WrongSelect(f"{self.select.key}: the column {name} of the SELECT must hold {what}.")
+                raise WrongSelect(f"{self.select.key}: the column {name} of the SELECT must hold {expected}.")
 
     def _check_ids(self, ids: Sequence[int | None]) -> None:
         if len(ids) > MAX_OFFERS:
@@ -131,13 +131,13 @@ class Choice:
     def _weights(self, rows: Sequence[tuple[Any, ...]]) -> list[float]:
         """Check and return the weight of each row, which the server may send as int, float or Decimal."""
         weights = []
-        for group_id, given, *_ in rows:
-            weight = math.nan if given is None else float(given)
+        for group_id, value, *_ in rows:
+            weight = math.nan if value is None else float(value)
             # 1e-400 becomes 0 as a float. NaN is outside every range.
-            if given != 0 and not LEAST <= weight <= MOST:
+            if value != 0 and not LEAST <= weight <= MOST:
                 raise WrongSelect(
                     f"{self.select.key}: the SELECT gives group {group_id} the weight "
-                    f"{'NULL' if given is None else format(given, '.6g')}; a weight is 0, or a number from "
+                    f"{'NULL' if value is None else format(value, '.6g')}; a weight is 0, or a number from "
                     f"{LEAST:g} to {MOST:g}."
                 )
             weights.append(weight)

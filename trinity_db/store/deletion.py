@@ -67,11 +67,11 @@ def begin(tx: Transaction, run: runs.Run, lease_seconds: float) -> list[PolicyVe
     if run.kind == RunKind.TRAIN:
         runs.hold(tx, run)  # blocks adoption, too
         workers.all_gone(tx, run, lease_seconds, "delete it")
-    found = tx.execute(query("dependent_runs"), {"run_id": run.id, "name": run.name}).fetchall()
-    if found:
-        names = ", ".join(f"'{row['name']}'" for row in found)
+    dependents = tx.execute(query("dependent_runs"), {"run_id": run.id, "name": run.name}).fetchall()
+    if dependents:
+        names = ", ".join(f"'{row['name']}'" for row in dependents)
         uses = {"train on rows of it": "adopts", "started from a checkpoint of it": "starts"}
-        why = " or ".join(use for use, column in uses.items() if any(row[column] for row in found))
+        why = " or ".join(use for use, column in uses.items() if any(row[column] for row in dependents))
         raise ConfigError(f"'{run.name}' is not deleted: other runs {why} ({names}); delete them first.")
     tx.execute(query("begin_deletion"), {"run_id": run.id})
     runs.announce(tx, run.id)

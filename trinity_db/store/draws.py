@@ -211,8 +211,8 @@ def _experts(tx: Transaction, draw: Draw) -> list[DictRow]:
     """
     if draw.expert_shares:
         values = {"run_id": draw.run_id, "data": list(draw.expert_shares), "limit": draw.experts}
-        found = tx.execute(query("draw_experts"), values).fetchall()
-        rows = shared(found, draw.expert_shares, draw.experts, draw.step)
+        candidates = tx.execute(query("draw_experts"), values).fetchall()
+        rows = shared(candidates, draw.expert_shares, draw.experts, draw.step)
     else:
         rows = _select(tx, draw, "draw_rows", draw.experts)
     if len(rows) < draw.experts:
@@ -225,12 +225,14 @@ def shared(
 ) -> list[DictRow]:
     """Select the first rows of each data set by share; the others make up for one with too few rows."""
     by_data = {name: [row for row in rows if row["data"] == name] for name in expert_shares}
-    given = list(expert_shares.values())
+    shares = list(expert_shares.values())
     available = [len(rows) for rows in by_data.values()]
     taken = stratified_allocation.spread(
-        given, stratified_allocation.apportion(given, size, step), available, step
+        shares, stratified_allocation.apportion(shares, size, step), available, step
     )
-    return [row for of, count in zip(by_data.values(), taken, strict=True) for row in of[:count]]
+    return [
+        row for part_rows, count in zip(by_data.values(), taken, strict=True) for row in part_rows[:count]
+    ]
 
 
 def _select(tx: Transaction, draw: Draw, name: str, limit: int) -> list[DictRow]:

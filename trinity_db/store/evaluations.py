@@ -189,14 +189,16 @@ def metric_names(taskset: str, k: int) -> tuple[str, str, str, str, str]:
 
 def describe(evaluation: Mapping[str, Any]) -> str:
     """Summarise an evaluation (a row of evaluation_view) in one line."""
-    said = f"{evaluation['taskset']}, version {evaluation['version']}: "
+    summary = f"{evaluation['taskset']}, version {evaluation['version']}: "
     if evaluation["error"] is not None:
-        return f"{said}given up: {evaluation['error']}"
+        return f"{summary}given up: {evaluation['error']}"
     if evaluation["mean"] is not None:
-        said += f"mean@{evaluation['samples']} {evaluation['mean']:.3f}, pass@1 {evaluation['pass_1']:.3f}, "
+        summary += (
+            f"mean@{evaluation['samples']} {evaluation['mean']:.3f}, pass@1 {evaluation['pass_1']:.3f}, "
+        )
     if evaluation["finished_at"] is None or evaluation["waiting"]:
-        said += f"{evaluation['waiting']} attempts wait, "
-    return f"{said}{evaluation['failed']} failed"
+        summary += f"{evaluation['waiting']} attempts wait, "
+    return f"{summary}{evaluation['failed']} failed"
 
 
 def _ids(among: Sequence[int] | None) -> list[int] | None:

@@ -61,8 +61,8 @@ def retry(database: Database, run: runs.Run, progress: Callable[[int], None] = l
             "the tables may; set TRINITY_DB_URL to the owner's URL."
         ) from error
     with database.transaction(read_only=True) as tx:
-        found = tx.execute(query("count_failures_by_obstacle"), {"run": run.name})
-        return Retried(rows, groups, {row["obstacle"]: row["rows"] for row in found})
+        obstacles = tx.execute(query("count_failures_by_obstacle"), {"run": run.name})
+        return Retried(rows, groups, {row["obstacle"]: row["rows"] for row in obstacles})
 
 
 def _retry_some(database: Database, run: runs.Run, after: int) -> tuple[int | None, int, int]:
@@ -76,9 +76,9 @@ def _retry_some(database: Database, run: runs.Run, after: int) -> tuple[int | No
             return None, 0, 0
         values = {"run": run.name, "run_id": run.id, "group_ids": group_ids}
         tx.execute(query("lock_failed_members"), values)
-        given = tx.execute(query("retry_failures"), values).rowcount
-        given += tx.execute(query("retry_priorities"), values).rowcount
-        given += tx.execute(query("retry_syntheses"), values).rowcount
+        returned = tx.execute(query("retry_failures"), values).rowcount
+        returned += tx.execute(query("retry_priorities"), values).rowcount
+        returned += tx.execute(query("retry_syntheses"), values).rowcount
         tx.execute(query("reopen_dropped_groups"), values)
         runs.announce(tx, run.id)
-    return group_ids[-1], given, len(group_ids)
+    return group_ids[-1], returned, len(group_ids)

@@ -55,13 +55,17 @@ def settle_groups(
     if not settled:
         return 0
     if rules.keep != "all":
-        tx.execute(query("drop_unselected"), rules.values() | {"group_ids": [one["id"] for one in settled]})
-    tx.execute(query("ready_members"), {"group_ids": [one["id"] for one in settled if one["reason"] is None]})
+        tx.execute(
+            query("drop_unselected"), rules.values() | {"group_ids": [group["id"] for group in settled]}
+        )
+    tx.execute(
+        query("ready_members"), {"group_ids": [group["id"] for group in settled if group["reason"] is None]}
+    )
     if rules.are_sources:
-        sources = [one["id"] for one in settled if one["reason"] in (None, "equal_rewards")]
+        sources = [group["id"] for group in settled if group["reason"] in (None, "equal_rewards")]
         tx.execute(query("mark_sources"), {"group_ids": sources, "run_id": run_id})
     _count_solved(tx, run_id, settled)
-    _drop(tx, run_id, [one for one in settled if one["reason"] is not None], rules.min_size)
+    _drop(tx, run_id, [group for group in settled if group["reason"] is not None], rules.min_size)
     runs.announce(tx, run_id)
     return len(settled)
 

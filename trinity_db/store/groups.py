@@ -107,15 +107,15 @@ def named_rewards(reward: Reward) -> dict[str, float]:
     return {name: _value(value, f"The reward '{name}' of a step") for name, value in reward.items()}
 
 
-def _value(value: Any, what: str) -> float:
+def _value(value: Any, label: str) -> float:
     if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
-        raise TypeError(f"{what} is {type(value).__name__}, not a number.")
+        raise TypeError(f"{label} is {type(value).__name__}, not a number.")
     try:
         number = float(value)
     except OverflowError:  # Python ints have no upper limit
         number = math.inf
     if not abs(number) <= MAX_REWARD:  # also nan
-        raise ValueError(f"{what} is {number:g}, not a number up to {MAX_REWARD:g}.")
+        raise ValueError(f"{label} is {number:g}, not a number up to {MAX_REWARD:g}.")
     return number
 
 
@@ -264,7 +264,7 @@ def write_rollouts(tx: Transaction, run_id: int, worker_id: int, rollouts: Seque
     group_ids = list({rollout.group.id for rollout in rollouts})
     steps = [(rollout, number, step) for rollout in rollouts for number, step in enumerate(rollout.steps)]
     later = [(rollout, number, step) for rollout, number, step in steps if number]
-    rewarded = [one for one in steps if any(step.reward is not None for step in one[0].steps)]
+    rewarded = [item for item in steps if any(step.reward is not None for step in item[0].steps)]
     with tx.pipeline():
         tx.execute(query("hold_groups"), {"group_ids": group_ids})
         written = tx.execute(
@@ -350,14 +350,14 @@ def _places(steps: Steps) -> dict[str, list[int]]:
 
 def _rewards(steps: Steps) -> dict[str, list[Any]]:
     """Build the arrays of `reward_steps`. A step without a reward gets 0 for each name of its attempt."""
-    given = []
-    for one in steps:
-        attempt = (name for step in one[0].steps for name in named_rewards(step.reward))
-        given += [
-            (one, *said) for said in (named_rewards(one[2].reward) or dict.fromkeys(attempt, 0.0)).items()
+    entries = []
+    for item in steps:
+        attempt = (name for step in item[0].steps for name in named_rewards(step.reward))
+        entries += [
+            (item, *pair) for pair in (named_rewards(item[2].reward) or dict.fromkeys(attempt, 0.0)).items()
         ]
-    names, values = [name for _, name, _ in given], [value for _, _, value in given]
-    return {**_places([one for one, _, _ in given]), "names": names, "rewards": values}
+    names, values = [name for _, name, _ in entries], [value for _, _, value in entries]
+    return {**_places([item for item, _, _ in entries]), "names": names, "rewards": values}
 
 
 def _steps(steps: Steps) -> dict[str, list[Any]]:
@@ -380,7 +380,7 @@ def _steps(steps: Steps) -> dict[str, list[Any]]:
 
 def _about(step: Step) -> tuple[str, str, str | None, Jsonb | None]:
     """Prompt, response and state without characters that Postgres rejects, and requests."""
-    state, requests = step.state and storable(step.state), [dict(one) for one in step.requests]
+    state, requests = step.state and storable(step.state), [dict(request) for request in step.requests]
     return storable(step.prompt), storable(step.response), state, Jsonb(requests) if requests else None
 
 

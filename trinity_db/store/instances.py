@@ -57,28 +57,28 @@ def identify(tx: Transaction) -> Instance:
     Raises:
         TrinityError: if the place has changed, and this login may not record it.
     """
-    place, held = _look(tx)
-    if place == _bound(held):
-        return Instance(held["id"], held["copy_of"])
+    location, row = _look(tx)
+    if location == _bound(row):
+        return Instance(row["id"], row["copy_of"])
     if not _asks(tx, "may_rebind"):
-        if place.continues(_bound(held)):
-            return Instance(held["id"], held["copy_of"])
+        if location.continues(_bound(row)):
+            return Instance(row["id"], row["copy_of"])
         raise TrinityError(
             "This store is a copy of another one, or was moved, and this login may not record which: start "
             "its trainer, or, if it was moved on purpose, run with the owner's login: trinity-db db moved"
         )
-    place, held = _hold(tx)
-    if place.continues(_bound(held)):
-        tx.execute(query("bind_instance"), asdict(place))
-        return Instance(held["id"], held["copy_of"])
-    _become(tx, place, None, copy_of=held["id"])
-    _, held = _hold(tx)
+    location, row = _hold(tx)
+    if location.continues(_bound(row)):
+        tx.execute(query("bind_instance"), asdict(location))
+        return Instance(row["id"], row["copy_of"])
+    _become(tx, location, None, copy_of=row["id"])
+    _, row = _hold(tx)
     logger.warning(
         "this store is a copy of another one, or was moved: from now on it writes its own checkpoints and "
         "archives, and leaves the original's untouched; if it was moved on purpose, stop its roles, then: "
         "trinity-db db moved"
     )
-    return Instance(held["id"], held["copy_of"])
+    return Instance(row["id"], row["copy_of"])
 
 
 def known(tx: Transaction) -> UUID | None:
@@ -93,41 +93,41 @@ def declare_moved(tx: Transaction) -> bool:
     Raises:
         TrinityError: if it has trained or archived as a copy, and so has its own files.
     """
-    place, held = _hold(tx)
-    if not place.continues(_bound(held)):
-        tx.execute(query("bind_instance"), asdict(place))
+    location, row = _hold(tx)
+    if not location.continues(_bound(row)):
+        tx.execute(query("bind_instance"), asdict(location))
         return True
-    if held["copy_of"] is None:
+    if row["copy_of"] is None:
         return False
-    if _asks(tx, "owns_files", {"moment": held["created_at"], "id": held["id"]}):
+    if _asks(tx, "owns_files", {"moment": row["created_at"], "id": row["id"]}):
         raise TrinityError(
             "This store has published versions or archived arrays as a copy, in its own folders and tables, "
             "and stays a copy; nothing is lost. To make it the original, restore it again and run "
             "trinity-db db moved before any role starts."
         )
-    _become(tx, place, held["copy_of"], copy_of=None)
+    _become(tx, location, row["copy_of"], copy_of=None)
     return True
 
 
 def _look(tx: Transaction) -> tuple[Place, DictRow]:
     """Return the place of the database and the row of its instance, which is created if missing."""
-    found = tx.execute(query("server_place")).fetchone()
-    assert found is not None
-    place = Place(**found)
-    held = tx.execute(query("read_instance")).fetchone()
-    if held is None:
-        tx.execute(query("make_instance"), asdict(place))
-        held = tx.execute(query("read_instance")).fetchone()
-    assert held is not None
-    return place, held
+    columns = tx.execute(query("server_place")).fetchone()
+    assert columns is not None
+    location = Place(**columns)
+    row = tx.execute(query("read_instance")).fetchone()
+    if row is None:
+        tx.execute(query("make_instance"), asdict(location))
+        row = tx.execute(query("read_instance")).fetchone()
+    assert row is not None
+    return location, row
 
 
 def _hold(tx: Transaction) -> tuple[Place, DictRow]:
     """Like `_look`, with the row locked."""
-    place, _ = _look(tx)
-    held = tx.execute(query("hold_instance")).fetchone()
-    assert held is not None
-    return place, held
+    location, _ = _look(tx)
+    row = tx.execute(query("hold_instance")).fetchone()
+    assert row is not None
+    return location, row
 
 
 def _asks(tx: Transaction, question: str, values: Mapping[str, Any] | None = None) -> bool:
@@ -136,10 +136,10 @@ def _asks(tx: Transaction, question: str, values: Mapping[str, Any] | None = Non
     return bool(row["is_so"])
 
 
-def _bound(held: DictRow) -> Place:
-    return Place(held["system_identifier"], held["database_oid"], held["timeline"], held["home"])
+def _bound(row: DictRow) -> Place:
+    return Place(row["system_identifier"], row["database_oid"], row["timeline"], row["home"])
 
 
-def _become(tx: Transaction, place: Place, instance: UUID | None, copy_of: UUID | None) -> None:
-    tx.execute(query("bind_instance"), asdict(place))
+def _become(tx: Transaction, location: Place, instance: UUID | None, copy_of: UUID | None) -> None:
+    tx.execute(query("bind_instance"), asdict(location))
     tx.execute(query("become_instance"), {"id": instance, "copy_of": copy_of})

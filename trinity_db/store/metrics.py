@@ -6,7 +6,7 @@ Rows inserted by hand, without that lock, may be skipped.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from psycopg.rows import DictRow
@@ -69,7 +69,9 @@ def outcomes_of(tx: Transaction, batch_id: int) -> Outcomes:
     """Measure how the rollouts of a batch ended, and their rewards by name."""
     row = tx.execute(query("measure_batch"), {"batch_id": batch_id}).fetchone()
     assert row is not None
-    return Outcomes(row["clipped"], {one["name"]: (one["mean"], one["std"]) for one in row["rewards"]})
+    return Outcomes(
+        row["clipped"], {reward["name"]: (reward["mean"], reward["std"]) for reward in row["rewards"]}
+    )
 
 
 def last_id(tx: Transaction) -> int:
@@ -96,16 +98,16 @@ def _together(rows: Iterable[DictRow]) -> list[Measurement]:
     """Merge adjacent rows of the same role, step and transaction; each measurement has a name only once."""
     measured: list[Measurement] = []
     for row in rows:
-        one = Measurement(
+        measurement = Measurement(
             row["id"], WorkerRole(row["role"]), row["step"], row["created_at"], {row["name"]: row["value"]}
         )
         last = measured[-1] if measured else None
-        if last and row["name"] not in last.values and _origin(last) == _origin(one):
-            measured[-1] = Measurement(one.id, one.role, one.step, one.time, last.values | one.values)
+        if last and row["name"] not in last.values and _origin(last) == _origin(measurement):
+            measured[-1] = replace(measurement, values=last.values | measurement.values)
         else:
-            measured.append(one)
+            measured.append(measurement)
     return measured
 
 
-def _origin(one: Measurement) -> tuple[WorkerRole, int, datetime]:
-    return one.role, one.step, one.time
+def _origin(measurement: Measurement) -> tuple[WorkerRole, int, datetime]:
+    return measurement.role, measurement.step, measurement.time

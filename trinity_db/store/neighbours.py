@@ -50,12 +50,12 @@ def admit(
     while True:
         with database.transaction() as tx:
             take_turns(tx, run_id)
-            found = {
+            indexed = {
                 row["id"]: row["bands"] for row in tx.execute(query("rows_with_bands"), {"bands": bands})
             }
-            new = [id for id in found if id not in known]
+            new = [id for id in indexed if id not in known]
             if not new:
-                return _admit(tx, responses, found, known, threshold)
+                return _admit(tx, responses, indexed, known, threshold)
         # Texts are split without the lock, so the index may have grown afterwards.
         with database.transaction(read_only=True) as tx:
             rows = tx.execute(query("read_responses"), {"ids": new}).fetchall()
@@ -75,31 +75,31 @@ def kept(tx: Transaction, ids: Sequence[int]) -> dict[int, bool]:
     return {row["id"]: row["is_judged"] for row in tx.execute(query("kept_rows"), {"ids": list(ids)})}
 
 
-def jaccard(one: AbstractSet[str], other: AbstractSet[str]) -> float:
+def jaccard(left: AbstractSet[str], right: AbstractSet[str]) -> float:
     """Size of the intersection of two sets over the size of their union."""
-    both = len(one & other)
-    return both / (len(one) + len(other) - both)
+    both = len(left & right)
+    return both / (len(left) + len(right) - both)
 
 
 def _admit(
     tx: Transaction,
     responses: Sequence[Response],
-    found: Mapping[int, Sequence[int]],
+    indexed: Mapping[int, Sequence[int]],
     known: Mapping[int, AbstractSet[str]],
     threshold: float,
 ) -> dict[int, Near]:
     by_band: dict[int, list[int]] = {}
-    for id, bands in found.items():
+    for id, bands in indexed.items():
         for band in bands:
             by_band.setdefault(band, []).append(id)
     dropped: dict[int, Near] = {}
     admitted: list[Response] = []
     for response in responses:
-        if response.id in found:
+        if response.id in indexed:
             continue
         others = {id for band in response.bands for id in by_band.get(band, ())}
         near = [Near(id, jaccard(response.shingles, known[id])) for id in sorted(others)]
-        nearest = max(near, key=lambda one: one.jaccard, default=None)
+        nearest = max(near, key=lambda candidate: candidate.jaccard, default=None)
         if nearest is not None and nearest.jaccard >= threshold:
             dropped[response.id] = nearest
             continue

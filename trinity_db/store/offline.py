@@ -134,8 +134,8 @@ def held_out(database: Database, run_id: int, pairs: bool, limit: int) -> list[H
     name = "held_out_pairs" if pairs else "held_out_rows"
     with database.transaction() as tx:
         rows = tx.execute(query(name), {"run_id": run_id, "limit": limit}).fetchall()
-    found = payloads.read(database, [row["id"] for row in rows])
-    return [HeldOut(row["id"], found[row["id"]], row["reward"]) for row in rows]
+    arrays = payloads.read(database, [row["id"] for row in rows])
+    return [HeldOut(row["id"], arrays[row["id"]], row["reward"]) for row in rows]
 
 
 def seed_groups(database: Database, run_id: int, min_size: int) -> None:
@@ -147,8 +147,8 @@ def seed_groups(database: Database, run_id: int, min_size: int) -> None:
     values = {"run_id": run_id, "min_size": min_size, "limit": FIT_ROWS}
     while True:
         with database.transaction() as tx:
-            found = tx.execute(query("seed_groups"), values).rowcount
-        if found < FIT_ROWS:
+            changed = tx.execute(query("seed_groups"), values).rowcount
+        if changed < FIT_ROWS:
             return
 
 
@@ -194,9 +194,9 @@ def fit_to_epochs(database: Database, run_id: int, draws: Draws, epochs: int) ->
     values = {"run_id": run_id, "epochs": epochs, "limit": FIT_ROWS}
     while True:
         with database.transaction() as tx:
-            found = tx.execute(query(name), values).rowcount
-        moved += found
-        if found < FIT_ROWS:
+            changed = tx.execute(query(name), values).rowcount
+        moved += changed
+        if changed < FIT_ROWS:
             return moved
 
 

@@ -37,17 +37,17 @@ def responses(database: Database, run_id: int) -> Iterator[list[DictRow]]:
     yield from _pages(database, "responses_after", {"run_id": run_id})
 
 
-def write(tx: Transaction, measure: str, found: Sequence[Overlap]) -> int:
+def write(tx: Transaction, measure: str, overlaps: Sequence[Overlap]) -> int:
     """Record evidence; returns the number of new records."""
     values = {
         "measure": measure,
-        "task_ids": [one.task_id for one in found],
-        "of_task_ids": [one.of_task_id for one in found],
-        "experience_ids": [one.experience_id for one in found],
-        "shares": [one.share for one in found],
-        "texts": [one.text for one in found],
+        "task_ids": [overlap.task_id for overlap in overlaps],
+        "of_task_ids": [overlap.of_task_id for overlap in overlaps],
+        "experience_ids": [overlap.experience_id for overlap in overlaps],
+        "shares": [overlap.share for overlap in overlaps],
+        "texts": [overlap.text for overlap in overlaps],
     }
-    return tx.execute(query("write_overlaps"), values).rowcount if found else 0
+    return tx.execute(query("write_overlaps"), values).rowcount if overlaps else 0
 
 
 def strongest(

@@ -64,7 +64,7 @@ class Answered:
     """None: the attempt has not parked yet, and resumes as soon as it does."""
 
 
-def check(value: Any, what: str) -> None:
+def check(value: Any, label: str) -> None:
     """Check that a value survives a round trip through the store.
 
     Raises:
@@ -76,27 +76,27 @@ def check(value: Any, what: str) -> None:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"{what} has half of a surrogate pair, which the store cannot hold.") from None
+        raise ValueError(f"{label} has half of a surrogate pair, which the store cannot hold.") from None
     except (TypeError, ValueError, RecursionError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{what} is not JSON: {error}") from None
+        raise kind(f"{label} is not JSON: {error}") from None
     if size > MAX_BYTES:
-        raise ValueError(f"{what} has {size} bytes as JSON; at most {MAX_BYTES} are stored.")
-    _check_texts(value, what)
+        raise ValueError(f"{label} has {size} bytes as JSON; at most {MAX_BYTES} are stored.")
+    _check_texts(value, label)
 
 
-def _check_texts(value: Any, what: str) -> None:
+def _check_texts(value: Any, label: str) -> None:
     if isinstance(value, str) and "\x00" in value:
-        raise ValueError(f"{what} has the character NUL, which the store cannot hold.")
+        raise ValueError(f"{label} has the character NUL, which the store cannot hold.")
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
-                raise TypeError(f"{what} has the key {key!r:.80}; JSON keys are text.")
-            _check_texts(key, what)
-            _check_texts(value[key], what)
+                raise TypeError(f"{label} has the key {key!r:.80}; JSON keys are text.")
+            _check_texts(key, label)
+            _check_texts(value[key], label)
     elif isinstance(value, list | tuple):
-        for one in value:
-            _check_texts(one, what)
+        for item in value:
+            _check_texts(item, label)
 
 
 def ticket(tx: Transaction, worker_id: int, agent_id: int) -> int:
@@ -120,7 +120,7 @@ def park(
     number: int,
     attempt: int,
     point: Point,
-    said: Sequence[Call],
+    unstored: Sequence[Call],
 ) -> None:
     """Park an attempt with its ticket, and store its calls that are not stored yet. Idempotent.
 
@@ -140,9 +140,9 @@ def park(
         "version_min": point.version_min,
         "seconds": point.seconds,
     }
-    known = calls.record(tx, worker_id, said)
+    known = calls.record(tx, worker_id, unstored)
     tx.execute(query("leave_park"), values)
-    if tx.execute(query("park_attempt"), values).fetchone() is None or len(known) < len(said):
+    if tx.execute(query("park_attempt"), values).fetchone() is None or len(known) < len(unstored):
         raise LeaseLost("The attempt has ended.")
 
 
@@ -155,22 +155,22 @@ def answer(tx: Transaction, number: int, value: Any, by: str | None) -> Answered
     """
     values = {"ticket": number, "answer": Jsonb(value), "by": by}
     is_new = tx.execute(query("answer_park"), values).fetchone() is not None
-    found = tx.execute(query("find_park"), values).fetchone()
-    if found is None:
+    row = tx.execute(query("find_park"), values).fetchone()
+    if row is None:
         raise NotFound(f"There is no ticket {number}; trinity-db parked RUN lists those of a run.")
-    if not is_new and not found["is_same"]:
-        raise TrinityError(f"Ticket {number} cannot be answered: {_reason(found)}.")
-    runs.announce(tx, found["run_id"])
-    return Answered(found["run"], found["run_is"], found["parked_at"])
+    if not is_new and not row["is_same"]:
+        raise TrinityError(f"Ticket {number} cannot be answered: {_reason(row)}.")
+    runs.announce(tx, row["run_id"])
+    return Answered(row["run"], row["run_is"], row["parked_at"])
 
 
-def _reason(found: DictRow) -> str:
-    if found["answered_at"] is not None:
-        by = "" if found["answered_by"] is None else f" by {found['answered_by']}"
-        return f"it was answered{by} at {found['answered_at']:%Y-%m-%d %H:%M:%S %Z}"
-    if found["resumed_at"] is not None:
-        return f"its attempt resumed without one at {found['resumed_at']:%Y-%m-%d %H:%M:%S %Z}"
-    return f"its attempt ended at {found['ended_at']:%Y-%m-%d %H:%M:%S %Z}"
+def _reason(row: DictRow) -> str:
+    if row["answered_at"] is not None:
+        by = "" if row["answered_by"] is None else f" by {row['answered_by']}"
+        return f"it was answered{by} at {row['answered_at']:%Y-%m-%d %H:%M:%S %Z}"
+    if row["resumed_at"] is not None:
+        return f"its attempt resumed without one at {row['resumed_at']:%Y-%m-%d %H:%M:%S %Z}"
+    return f"its attempt ended at {row['ended_at']:%Y-%m-%d %H:%M:%S %Z}"
 
 
 def resume(
@@ -181,16 +181,16 @@ def resume(
     Calls made after the attempt parked, for example by an explorer that died, stay with the earlier agent.
     """
     values = {"worker_id": worker_id, "group_id": group.id, "attempt": group.attempt, "ordinal": member}
-    found = tx.execute(query("resume_park"), values).fetchone()
-    if found is None:
+    row = tx.execute(query("resume_park"), values).fetchone()
+    if row is None:
         return None
-    record = found["record"]
-    agent = calls.succeed(tx, worker_id, found["agent_id"], record["calls"], key)
-    tx.execute(query("move_parks"), {"agent_id": agent.id, "before": found["agent_id"]})
+    record = row["record"]
+    agent = calls.succeed(tx, worker_id, row["agent_id"], record["calls"], key)
+    tx.execute(query("move_parks"), {"agent_id": agent.id, "before": row["agent_id"]})
     steps = [(numbers, reward, state) for numbers, reward, state in record["steps"]]
-    said = calls.read(tx, agent.id)
-    asked = found["state"], found["answer"], found["is_answered"]
-    return ResumedAttempt(*asked, record["calls"], steps, record["attempt"], agent, said)
+    stored = calls.read(tx, agent.id)
+    state_and_answer = row["state"], row["answer"], row["is_answered"]
+    return ResumedAttempt(*state_and_answer, record["calls"], steps, record["attempt"], agent, stored)
 
 
 def woken(

@@ -79,11 +79,11 @@ def select(database: Database, name: str, values: Mapping[str, Any]) -> list[Dic
     with database.transaction() as tx:
         read = _stored(tx, name, values)
         _none_is_pruned(read.rows)
-    found: dict[int, bytes] = {}
+    fetched: dict[int, bytes] = {}
     for table, archive_rows in read.archived.items():
-        found |= fetch(table, archive_rows)
+        fetched |= fetch(table, archive_rows)
     for row in read.rows:
-        row["data"] = found.get(row["experience_id"], row["data"])
+        row["data"] = fetched.get(row["experience_id"], row["data"])
     return read.rows
 
 
@@ -132,14 +132,14 @@ def fetch(table: str | None, archive_rows: Mapping[int, int]) -> dict[int, bytes
         NotFound: if bytes are missing.
         TrinityError: if the archive cannot be read.
     """
-    found = archive.read(table, archive_rows) if table else {}
-    if missing := [id for id in archive_rows if id not in found]:
+    data = archive.read(table, archive_rows) if table else {}
+    if missing := [id for id in archive_rows if id not in data]:
         others = f" and of {len(missing) - 1} others" if len(missing) > 1 else ""
         raise NotFound(
             f"The arrays of experience {missing[0]}{others} are not in the archive "
             f"(table {table or 'unknown'}); TRINITY_DB_LANCE_URI says where it is."
         )
-    return found
+    return data
 
 
 def claim_archive(tx: Transaction, run_id: int, worker_id: int, lease_seconds: float) -> Lease | None:
@@ -176,10 +176,10 @@ def archive_floor(tx: Transaction, run_id: int, floor: int) -> int:
 def to_archive(tx: Transaction, ids: Sequence[int]) -> list[archive.ArchivedPayload]:
     """Read payloads whose bytes are in Postgres, with the metadata that the archive stores."""
     rows = tx.execute(query("rows_to_archive"), {"ids": list(ids)}, binary=True).fetchall()
-    found = [codec.decode(row["codec"], row["data"], row["num_tokens"]) for row in rows]
+    decoded = [codec.decode(row["codec"], row["data"], row["num_tokens"]) for row in rows]
     return [
         archive.ArchivedPayload(**row, token_ids=payload.token_ids, action_mask=payload.action_mask)
-        for row, payload in zip(rows, found, strict=True)
+        for row, payload in zip(rows, decoded, strict=True)
     ]
 
 
@@ -190,10 +190,10 @@ def move(tx: Transaction, lease: Lease, archive_rows: Mapping[int, int], num_byt
         LeaseLost: if another archiver has the lease; nothing is changed.
     """
     _hold(tx, lease)
-    place = {"run_id": lease.run_id, "number": lease.number}
-    values = place | {"ids": list(archive_rows), "archive_rows": list(archive_rows.values())}
+    key = {"run_id": lease.run_id, "number": lease.number}
+    values = key | {"ids": list(archive_rows), "archive_rows": list(archive_rows.values())}
     moved = tx.execute(query("archive_payloads"), values).rowcount
-    tx.execute(query("count_archived"), place | {"rows": moved, "bytes": num_bytes})
+    tx.execute(query("count_archived"), key | {"rows": moved, "bytes": num_bytes})
 
 
 def num_archived(tx: Transaction, lease: Lease) -> int:

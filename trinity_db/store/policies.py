@@ -209,9 +209,9 @@ def prune(
     }
     tx.execute(query("lock_checkpoints"), {"run_id": run_id})
     rows = tx.execute(query("prune_checkpoints"), values).fetchall()
-    places = [(row["version"], row[name]) for row in rows for name in ("checkpoint", "resume_from")]
+    folders = [(row["version"], row[name]) for row in rows for name in ("checkpoint", "resume_from")]
     return PrunedCheckpoints(
-        [(version, Path(place)) for version, place in places if place is not None],
+        [(version, Path(folder)) for version, folder in folders if folder is not None],
         {row["version"] for row in rows if row["packs"]},
     )
 

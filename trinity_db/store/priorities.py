@@ -82,31 +82,31 @@ def take(tx: Transaction, run_id: int, columns: tuple[str, ...], limit: int, sec
     if not due:
         return Taken((), (), None)
     version = policies.latest_version(tx, run_id)
-    groups = list({one.group_id for one in due})
+    groups = list({priority.group_id for priority in due})
     members = tx.execute(query("prioritised_rows"), {"group_ids": groups}).fetchall()
     rows = processing.read(tx, ("group_id", *columns), [row["id"] for row in members])
     return Taken(due, rows, version)
 
 
 def finish(
-    tx: Transaction, run_id: int, taken: Taken, found: Found, processor_version: int, max_attempts: int
+    tx: Transaction, run_id: int, taken: Taken, outcome: Found, processor_version: int, max_attempts: int
 ) -> None:
     """Write the computed priorities. A group for which the steps failed keeps its current priority."""
-    _fail(tx, found.failures, max_attempts)
+    _fail(tx, outcome.failures, max_attempts)
     live = {row["group_id"] for row in taken.rows}
-    tx.execute(query("forget_priorities"), {"ids": [one.id for one in taken.due if one.group_id not in live]})
-    computed = [one for one in taken.due if one.group_id in found.by_row]
+    tx.execute(query("forget_priorities"), {"ids": [due.id for due in taken.due if due.group_id not in live]})
+    computed = [due for due in taken.due if due.group_id in outcome.by_row]
     if not computed:
         return
-    rows = [pair for of_group in found.by_row.values() for pair in of_group.items()]
-    groups = {"group_ids": list(found.by_row)}
+    rows = [pair for of_group in outcome.by_row.values() for pair in of_group.items()]
+    groups = {"group_ids": list(outcome.by_row)}
     tx.execute(query("lock_prioritised"), {**groups, "ids": [id for id, _ in rows]})
     written = tx.execute(
         query("compute_priorities"),
         {
-            "ids": [one.id for one in computed],
-            "attempts": [one.attempt for one in computed],
-            "priorities": [found.of_group(one.group_id) for one in computed],
+            "ids": [due.id for due in computed],
+            "attempts": [due.attempt for due in computed],
+            "priorities": [outcome.of_group(due.group_id) for due in computed],
             "processor_version": processor_version,
             "policy_version": taken.policy_version,
         },
@@ -137,11 +137,11 @@ def _fail(tx: Transaction, failures: Sequence[PriorityFailure], max_attempts: in
         tx.execute(
             query("fail_priorities"),
             {
-                "ids": [one.due.id for one in failures],
-                "attempts": [one.due.attempt for one in failures],
-                "experience_ids": [one.experience_id for one in failures],
-                "steps": [one.step for one in failures],
-                "errors": [one.error for one in failures],
+                "ids": [failure.due.id for failure in failures],
+                "attempts": [failure.due.attempt for failure in failures],
+                "experience_ids": [failure.experience_id for failure in failures],
+                "steps": [failure.step for failure in failures],
+                "errors": [failure.error for failure in failures],
                 "max_attempts": max_attempts,
             },
         )

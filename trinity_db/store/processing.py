@@ -201,12 +201,12 @@ def finish(
     if before is not None:
         give_back = query("pass_rows", state=state, next_state=stage.state)
     locked = rewards.lock(tx, [event for verdict in verdicts for event in verdict.events])  # before the rows
-    held = _hold(tx, worker_id, verdicts)
+    held_ids = _hold(tx, worker_id, verdicts)
     with tx.pipeline():  # one round trip
         if before is not None:
-            _record(tx, before.stage, before.verdicts, held)
-        _record(tx, stage, verdicts, held)
-        judged = _bury(tx, stage, [verdict for verdict in verdicts if verdict.id in held], max_attempts)
+            _record(tx, before.stage, before.verdicts, held_ids)
+        _record(tx, stage, verdicts, held_ids)
+        judged = _bury(tx, stage, [verdict for verdict in verdicts if verdict.id in held_ids], max_attempts)
         events = [event for verdict in judged for event in verdict.events]
         rewards.write(tx, run_id, stage.processor, events, processor_version=stage.version)
         rewarded = [verdict.id for verdict in judged if verdict.events]
@@ -220,12 +220,12 @@ def finish(
         drops = [_drop(verdict) for verdict in judged if verdict.outcome == Outcome.DROPPED]
         record_drops(tx, run_id, stage.processor, drops)
         if events:
-            if len(held) < len(verdicts):
+            if len(held_ids) < len(verdicts):
                 locked = rewards.lock(tx, events)  # without the rows of refused verdicts
             rewards.follow(tx, run_id, *locked)
-        if said := [score for verdict in judged for score in verdict.said]:
-            scores.write(tx, said)
-    return held
+        if judged_scores := [score for verdict in judged for score in verdict.said]:
+            scores.write(tx, judged_scores)
+    return held_ids
 
 
 def record_drops(tx: Transaction, run_id: int, stage: str, drops: Sequence[Drop]) -> None:
@@ -307,20 +307,22 @@ def _bury(
     ]
 
 
-def _record(tx: Transaction, stage: Stage, verdicts: Sequence[StepVerdict], held: Collection[int]) -> None:
+def _record(
+    tx: Transaction, stage: Stage, verdicts: Sequence[StepVerdict], held_ids: Collection[int]
+) -> None:
     """Record the verdict on each row; for a row no longer held, record only that it was too late."""
     by = {"processor": stage.processor, "processor_version": stage.version}
-    if late := [v for v in verdicts if v.id not in held]:
+    if late := [v for v in verdicts if v.id not in held_ids]:
         refused = {"ids": [v.id for v in late], "attempts": [v.attempt for v in late]}
         tx.execute(query("record_refused"), by | refused)
-    if said := [v for v in verdicts if v.id in held]:
+    if timely := [v for v in verdicts if v.id in held_ids]:
         values: dict[str, list[Any]] = {
-            "ids": [v.id for v in said],
-            "attempts": [v.attempt for v in said],
-            "outcomes": [v.outcome.value for v in said],
-            "steps": [v.step for v in said],
-            "errors": [v.error for v in said],
-            "details": [json.dumps(v.notes) if v.notes else None for v in said],
+            "ids": [v.id for v in timely],
+            "attempts": [v.attempt for v in timely],
+            "outcomes": [v.outcome.value for v in timely],
+            "steps": [v.step for v in timely],
+            "errors": [v.error for v in timely],
+            "details": [json.dumps(v.notes) if v.notes else None for v in timely],
         }
         tx.execute(query("record_processing"), by | values)
 

@@ -94,9 +94,9 @@ def prune(
     """
     total = PrunedRows()
     for after in deletion.ranges(database, family.next_row, family.size):
-        found = _decide(database, run, family, allowed, after, dry_run)
+        pruned = _decide(database, run, family, allowed, after, dry_run)
         total = PrunedRows(
-            total.rows + found.rows, total.bytes + found.bytes, total.archived + found.archived
+            total.rows + pruned.rows, total.bytes + pruned.bytes, total.archived + pruned.archived
         )
         progress(family.name, total.rows)
     return total
@@ -114,14 +114,14 @@ def prune_range(
     values = {"run_id": run_id, "after": after, "until": after + family.size, **asdict(allowed)}
     if family is PAYLOADS and not dry_run:
         hold_archive(tx, run_id)
-    found = _find(tx, family, values, hold=not dry_run)
-    archived = sum(row["bytes"] is None for row in found)
-    if found and not dry_run:
-        chosen = values | {"ids": [row["id"] for row in found]}
+    rows = _find(tx, family, values, hold=not dry_run)
+    archived = sum(row["bytes"] is None for row in rows)
+    if rows and not dry_run:
+        chosen = values | {"ids": [row["id"] for row in rows]}
         if archived:
             tx.execute(query("discount_archived"), chosen)
         tx.execute(query(family.prune), chosen)
-    return PrunedRows(len(found), sum(row["bytes"] or 0 for row in found), archived)
+    return PrunedRows(len(rows), sum(row["bytes"] or 0 for row in rows), archived)
 
 
 def _decide(
@@ -148,11 +148,11 @@ def _find(tx: Transaction, family: Family, values: dict[str, Any], hold: bool) -
     # A separate statement before: the next one must see the changes that it waited for.
     oldest = tx.execute(query("hold_oldest_checkpoint" if hold else "oldest_checkpoint"), values).fetchone()
     values = values | {"oldest": oldest["version"] if oldest else None}
-    found = tx.execute(query(family.find), values).fetchall()
-    if not found or not hold:
-        return found
+    rows = tx.execute(query(family.find), values).fetchall()
+    if not rows or not hold:
+        return rows
     # A run may be adopting some of these rows. Its copies are visible once it releases their groups.
-    ids = [row["id"] for row in found]
+    ids = [row["id"] for row in rows]
     tx.execute(query("hold_groups_of"), {"ids": ids})
-    held = set(ids)
-    return [row for row in tx.execute(query(family.find), values) if row["id"] in held]
+    held_ids = set(ids)
+    return [row for row in tx.execute(query(family.find), values) if row["id"] in held_ids]

@@ -107,9 +107,9 @@ def first_difference(tx: Transaction, recorded: Recorded) -> str | None:
         again = tx.execute(query(_DRAWS[recorded.sampler, recorded.has_pairs]), values).fetchall()
     if recorded.parameters and "experts" in recorded.parameters:
         again += _experts_again(tx, recorded, recorded.parameters)
-    for place, (then, now) in enumerate(zip_longest(drawn, again)):
+    for index, (then, now) in enumerate(zip_longest(drawn, again)):
         if not _is_same(then, now):
-            return f"row {place}: the batch has {_described(then)}, the draw gives {_described(now)}"
+            return f"row {index}: the batch has {_described(then)}, the draw gives {_described(now)}"
     return None
 
 
@@ -145,8 +145,8 @@ def _chosen_again(tx: Transaction, recorded: Recorded, parameters: Mapping[str, 
 def _experts_again(tx: Transaction, recorded: Recorded, parameters: Mapping[str, Any]) -> list[DictRow]:
     """Redraw the expert rows of a batch, using the recorded shares of data sets if there are any."""
     rows = tx.execute(query("replay_rows"), {"batch_id": recorded.batch}).fetchall()
-    if given := parameters.get("expert_shares"):
-        return draws.shared(rows, given, parameters["experts"], recorded.step)
+    if shares := parameters.get("expert_shares"):
+        return draws.shared(rows, shares, parameters["experts"], recorded.step)
     return rows
 
 

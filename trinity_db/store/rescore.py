@@ -114,8 +114,8 @@ def plan(
     steps = [
         {
             "name": step["name"],
-            "held": [number for number, of in lists.items() if step["name"] in of],
-            "same": [number for number, of in lists.items() if of.get(step["name"]) == step],
+            "held": [number for number, by_name in lists.items() if step["name"] in by_name],
+            "same": [number for number, by_name in lists.items() if by_name.get(step["name"]) == step],
         }
         for step in stored
     ]
@@ -138,12 +138,12 @@ def select(tx: Transaction, run: str, selection: RescoreSelection) -> list[int]:
     rows = f"SELECT DISTINCT group_id FROM ({query('selectable_rows')}) AS experience_view"
     values = {"run": run, "versions": selection.versions, "tasksets": selection.tasksets}
     try:
-        found = tx.execute(f"{rows} WHERE {' AND '.join(conditions)} ORDER BY group_id".encode(), values)
+        selected = tx.execute(f"{rows} WHERE {' AND '.join(conditions)} ORDER BY group_id".encode(), values)
     except psycopg.Error as error:
         if error.sqlstate is None or error.sqlstate[:2] not in ("22", "25", "42"):
             raise
         raise ConfigError(f"--where {selection.where}: {error.diag.message_primary}") from None
-    return [row["group_id"] for row in found]
+    return [row["group_id"] for row in selected]
 
 
 def last_group(tx: Transaction, run_id: int) -> int:
@@ -216,20 +216,24 @@ def finish(
     Args:
         verdicts: verdicts by group.
     """
-    held = _hold(tx, worker_id, claims)
+    held_claims = _hold(tx, worker_id, claims)
     failed = {
-        claim.group_id for claim in held if any(v.outcome != Outcome.PASSED for v in verdicts[claim.group_id])
+        claim.group_id
+        for claim in held_claims
+        if any(v.outcome != Outcome.PASSED for v in verdicts[claim.group_id])
     }
-    whole = [claim for claim in held if claim.group_id not in failed]
+    whole = [claim for claim in held_claims if claim.group_id not in failed]
     errors = [v for id in failed for v in verdicts[id] if v.outcome != Outcome.PASSED]
-    done = Counted(len(whole), failed=len(errors), refused=len(claims) - len(held), failed_groups=failed)
+    done = Counted(
+        len(whole), failed=len(errors), refused=len(claims) - len(held_claims), failed_groups=failed
+    )
     if whole:
         tx.execute(query("lock_rescored"), {"group_ids": [claim.group_id for claim in whole]})
-    asked = {id: names for claim in whole for id, names in claim.due.items()}
+    due = {id: names for claim in whole for id, names in claim.due.items()}
     passed = [verdict for claim in whole for verdict in verdicts[claim.group_id]]
-    rewards.record(tx, plan.run_id, SOURCE, _events(tx, plan, passed, asked, done), None, plan.version)
+    rewards.record(tx, plan.run_id, SOURCE, _events(tx, plan, passed, due, done), None, plan.version)
     _record(tx, plan, [*passed, *errors])
-    tx.execute(query("end_rescore"), {"group_ids": [claim.group_id for claim in held]})
+    tx.execute(query("end_rescore"), {"group_ids": [claim.group_id for claim in held_claims]})
     done.rows = len(passed)
     return done
 
@@ -258,7 +262,7 @@ def _events(
     tx: Transaction,
     plan: Plan,
     verdicts: Sequence[StepVerdict],
-    asked: Mapping[int, Collection[str]],
+    due: Mapping[int, Collection[str]],
     done: Counted,
 ) -> list[RewardEvent]:
     """Build the reward events of rows, by the rule of reward_part_view; the rows are locked."""
@@ -269,24 +273,24 @@ def _events(
     for verdict in verdicts:
         before = parts[verdict.id]
         kept = {name for name, part in before.items() if part["source"] not in REPLACED}
-        said = {event.name for event in verdict.events}
+        judged = {event.name for event in verdict.events}
         events = [event for event in verdict.events if event.name not in kept]
         events += [
             RewardEvent(part["rollout_id"], name, part["value"], 0.0, part["about_id"], WITHDRAWN)
             for name, part in before.items()
-            if part["source"] in JUDGES and part["weight"] and name not in said
-            if _is_over(plan, name, asked[verdict.id])
+            if part["source"] in JUDGES and part["weight"] and name not in judged
+            if _is_over(plan, name, due[verdict.id])
         ]
-        done.kept += not kept.isdisjoint(said)
+        done.kept += not kept.isdisjoint(judged)
         done.changed += _reward(before.values()) != _reward(_follow(before, events).values())
         written += events
     return written
 
 
-def _is_over(plan: Plan, name: str, asked: Collection[str]) -> bool:
+def _is_over(plan: Plan, name: str, due: Collection[str]) -> bool:
     """Whether a reward without a new event no longer counts: its step was due, or no longer exists."""
     step = next((step for step in plan.names if name == step or name.startswith(f"{step}/")), None)
-    return plan.is_whole if step is None else step in asked
+    return plan.is_whole if step is None else step in due
 
 
 def _follow(before: Mapping[str, DictRow], events: Sequence[RewardEvent]) -> dict[str, Mapping[str, Any]]:
@@ -295,5 +299,5 @@ def _follow(before: Mapping[str, DictRow], events: Sequence[RewardEvent]) -> dic
 
 def _reward(parts: Iterable[Mapping[str, Any]]) -> float | None:
     """Sum of the rewards, in an order independent of the order of their events."""
-    found = sorted(part["value"] * part["weight"] for part in parts)
-    return sum(found) if found else None
+    values = sorted(part["value"] * part["weight"] for part in parts)
+    return sum(values) if values else None

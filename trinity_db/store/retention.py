@@ -65,9 +65,9 @@ def remove_next(tx: Transaction) -> bool:
         if run["before"] is None:
             continue
         limits = PruneLimits(before=run["before"], version=None, step=None)
-        found = pruning.prune_range(tx, run["run_id"], family, limits, after)
-        if found.rows:
-            counts = {"run_id": run["run_id"], "family": name, "rows": found.rows, "bytes": found.bytes}
+        pruned = pruning.prune_range(tx, run["run_id"], family, limits, after)
+        if pruned.rows:
+            counts = {"run_id": run["run_id"], "family": name, "rows": pruned.rows, "bytes": pruned.bytes}
             tx.execute(query("count_removed"), counts)
     tx.execute(query("move_sweep"), {"family": name, "after": after + family.size})
     return True

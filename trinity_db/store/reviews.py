@@ -55,12 +55,12 @@ def find_rows(tx: Transaction, run: runs.Run, condition: str) -> list[int]:
     where = f"({condition.replace('%', '%%')}\n)"
     try:
         statement = storable(f"{rows} WHERE {where} ORDER BY id").encode()
-        found = tx.execute(statement, {"run": run.name})
+        selected = tx.execute(statement, {"run": run.name})
     except psycopg.Error as error:
         if error.sqlstate is None or error.sqlstate.startswith((*PASSING, "53", "58")):
             raise  # a problem of the server
         raise ConfigError(f"--ask {condition}: {error.diag.message_primary}") from None
-    return [row["id"] for row in found]
+    return [row["id"] for row in selected]
 
 
 def ask_rows(tx: Transaction, run_id: int, experience_ids: Sequence[int], question: Question) -> int:

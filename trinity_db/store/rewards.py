@@ -59,16 +59,16 @@ class Change:
     group_mean: float | None
 
 
-def check_words(words: Sequence[str], what: str) -> None:
+def check_words(words: Sequence[str], label: str) -> None:
     """Check that an index can hold and a terminal can show the names.
 
     Raises:
-        ConfigError: naming `what` is invalid.
+        ConfigError: if not; its message begins with the `label`.
     """
     if not all(word.strip() and word.isprintable() for word in words):
-        raise ConfigError(f"{what} must be printable text in one line")
+        raise ConfigError(f"{label} must be printable text in one line")
     if any(len(word.encode()) > MAX_WORD_BYTES for word in words):
-        raise ConfigError(f"{what} may have {MAX_WORD_BYTES} bytes each")
+        raise ConfigError(f"{label} may have {MAX_WORD_BYTES} bytes each")
 
 
 def lock(tx: Transaction, events: Sequence[RewardEvent]) -> tuple[list[int], list[int]]:
@@ -174,14 +174,14 @@ def judge(tx: Transaction, judgements: Sequence[Judgement]) -> list[Change]:
         ConfigError: if a member of a group that is drawn by its rewards would be left without a reward.
     """
     ids = list(dict.fromkeys(judgement.experience_id for judgement in judgements))
-    found, events = hold(tx, judgements)
+    experiences, events = hold(tx, judgements)
     members = {"ids": lock(tx, events)[1]}
     rewarded = {row["id"] for row in tx.execute(query("rewarded_members"), members)}
     before = _find(tx, ids)
 
     def speaker(pair: tuple[Judgement, RewardEvent]) -> tuple[int, str, str | None]:
         judgement = pair[0]
-        return found[judgement.experience_id]["run_id"], judgement.source, judgement.by
+        return experiences[judgement.experience_id]["run_id"], judgement.source, judgement.by
 
     for (run_id, source, by), pairs in groupby(zip(judgements, events, strict=True), speaker):
         record(tx, run_id, source, [event for _, event in pairs], by)
@@ -201,13 +201,13 @@ def hold(tx: Transaction, judgements: Sequence[Judgement]) -> tuple[dict[int, Di
         NotFound: naming the experiences that do not exist.
     """
     ids = list(dict.fromkeys(judgement.experience_id for judgement in judgements))
-    found = _find(tx, ids)
-    if missing := [str(id) for id in ids if id not in found]:
+    experiences = _find(tx, ids)
+    if missing := [str(id) for id in ids if id not in experiences]:
         raise NotFound(f"There is no experience {', '.join(missing[:5])}{', ...' if missing[5:] else ''}.")
-    events = [_event(judgement, found[judgement.experience_id]) for judgement in judgements]
+    events = [_event(judgement, experiences[judgement.experience_id]) for judgement in judgements]
     tx.execute(query("lock_judged_data"), {"ids": ids})
     lock(tx, events)
-    return found, events
+    return experiences, events
 
 
 def _find(tx: Transaction, ids: Sequence[int]) -> dict[int, DictRow]:

@@ -47,8 +47,8 @@ class Run:
         return {"name": self.name, "id": self.id, "created_at": created_at}
 
 
-def find(tx: Transaction, name: str, what: str = "run") -> Run:
-    """Return the run of a name; `what` is the user's word for it in the error message.
+def find(tx: Transaction, name: str, noun: str = "run") -> Run:
+    """Return the run of a name; `noun` is the user's word for it in the error message.
 
     Raises:
         NotFound: with the most similar existing name.
@@ -57,7 +57,7 @@ def find(tx: Transaction, name: str, what: str = "run") -> Run:
     if row is None:
         nearest = get_close_matches(name, names(tx), n=1)
         hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
-        raise NotFound(f"There is no {what} '{name}'{hint}")
+        raise NotFound(f"There is no {noun} '{name}'{hint}")
     return Run(
         row["id"],
         row["name"],
@@ -303,7 +303,7 @@ def _check_source(tx: Transaction, source: Run, draws: Draws, config: Mapping[st
             "processors: {pair: {}}."
         )
     needed = {"labels": ("rewards", "pairs"), "pairs": ("rewards",) if derives else ()}.get(draws, ())
-    if needed and all(adoption.missing(tx, source.id, what) for what in needed):
+    if needed and all(adoption.missing(tx, source.id, requirement) for requirement in needed):
         raise ConfigError(
             f"data: the rows of run '{source.name}' have no rewards; give them some with: "
             f"trinity-db rescore {source.name}"
@@ -316,23 +316,25 @@ def _check_groups(tx: Transaction, source: Run) -> None:
     Raises:
         ConfigError: if not, with the missing part and the remedy.
     """
-    what = f"{'run' if source.kind == RunKind.TRAIN else 'data set'} '{source.name}'"
+    subject = f"{'run' if source.kind == RunKind.TRAIN else 'data set'} '{source.name}'"
     if adoption.missing(tx, source.id, "rows"):
         raise ConfigError(
-            f"data: {what} has no rollout groups to compare rewards in; name a run that explored, or import "
-            "attempts --as traces or --as trajectories."
+            f"data: {subject} has no rollout groups to compare rewards in; name a run that explored, or "
+            "import attempts --as traces or --as trajectories."
         )
     if adoption.missing(tx, source.id, "rewards"):
         raise ConfigError(
-            f"data: the rows of {what} have no rewards; give them some with trinity-db reward or rescore."
+            f"data: the rows of {subject} have no rewards; give them some with trinity-db reward or rescore."
         )
 
 
-def _differences(stored: Any, given: Any, path: str = "") -> list[Difference]:
-    if isinstance(stored, dict) and isinstance(given, dict):
+def _differences(stored: Any, requested: Any, path: str = "") -> list[Difference]:
+    if isinstance(stored, dict) and isinstance(requested, dict):
         return [
             difference
-            for key in sorted(stored.keys() | given.keys())
-            for difference in _differences(stored.get(key), given.get(key), f"{path}.{key}" if path else key)
+            for key in sorted(stored.keys() | requested.keys())
+            for difference in _differences(
+                stored.get(key), requested.get(key), f"{path}.{key}" if path else key
+            )
         ]
-    return [] if stored == given else [Difference(path, stored, given)]
+    return [] if stored == requested else [Difference(path, stored, requested)]

@@ -73,8 +73,8 @@ def read(tx: Transaction, name: Name, rows: Sequence[tuple[int, codec.Payload]])
         ValueError: if a row's score does not match its number of tokens.
     """
     ids = [experience_id for experience_id, _ in rows]
-    found = tx.execute(query("read_scores"), {"ids": ids, "name": name}, binary=True).fetchall()
-    data = {row["experience_id"]: row["data"] for row in found}
+    score_rows = tx.execute(query("read_scores"), {"ids": ids, "name": name}, binary=True).fetchall()
+    data = {row["experience_id"]: row["data"] for row in score_rows}
     if missing := [experience_id for experience_id in ids if experience_id not in data]:
         raise NotFound(f"Experience {missing[0]} has no score from the {name}: " + REMEDIES[name])
     return [codec.decode_scores(payload, data[experience_id]) for experience_id, payload in rows]

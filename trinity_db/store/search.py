@@ -55,10 +55,10 @@ def like(
         NotFound: if the row does not exist.
     """
     with database.transaction(read_only=True) as tx:
-        asked = tx.execute(query("response_of"), {"id": id}).fetchone()
-    if asked is None:
+        example = tx.execute(query("response_of"), {"id": id}).fetchone()
+    if example is None:
         raise NotFound(f"There is no experience {id}.")
-    score = likeness(asked["response"])
+    score = likeness(example["response"])
     scores = ((score(row["response"]), -row["id"]) for row in _responses(database, run_id) if row["id"] != id)
     best = {-negative: value for value, negative in nlargest(limit, scores) if value > 0}
     with database.transaction(read_only=True) as tx:

@@ -131,17 +131,17 @@ def _walk(
     tx: Transaction, run_id: int, selection: TaskSelection, at: Pass, count: int, wanted: int
 ) -> tuple[list[int], Pass]:
     """Take the given number of tasks and return the new position. There must be at least one task."""
-    found: list[int] = []
+    taken: list[int] = []
     window, widest = WINDOWS
     while True:
-        missing = wanted - len(found)
+        missing = wanted - len(taken)
         if at.walk == "easy_to_hard":
             tasks, at = _harder(tx, at, missing)
         else:
             tasks, at = _at_places(tx, run_id, selection, at, missing, max(window, 2 * missing))
-        found += tasks
-        if len(found) == wanted:
-            return found, at
+        taken += tasks
+        if len(taken) == wanted:
+            return taken, at
         if at.walk == "easy_to_hard" or at.position >= at.places:
             at = at.onward(count)
         window = min(2 * window, widest)
@@ -167,24 +167,24 @@ def _at_places(
         "positions": list(ordinals),
         "ordinals": list(ordinals.values()),
     }
-    found = []
+    taken = []
     for row in tx.execute(query("tasks_at"), values).fetchall():
         if selection.target is not None:
             chance = chance_to_be_taken(row["alpha"], row["beta"], selection.target)
             if _draw(f"{selection.seed}/{at.number}/{row['id']}") >= chance:
                 continue
-        found.append(row["id"])
-        if len(found) == wanted:
-            return found, replace(at, position=row["place"] + 1)
-    return found, replace(at, position=places.stop)
+        taken.append(row["id"])
+        if len(taken) == wanted:
+            return taken, replace(at, position=row["place"] + 1)
+    return taken, replace(at, position=places.stop)
 
 
 def _ordinals(at: Pass, places: Sequence[int], seed: int) -> dict[int, int]:
     """Map places to task.ordinal, for places that have a task."""
     if at.walk == "sequential":
-        return {place: at.first + place for place in places}
+        return {position: at.first + position for position in places}
     numbers = shuffled(places, at.places, f"{seed}/{at.taskset_id}/{at.number}/{at.first}")
-    return {place: at.first + n for place, n in zip(places, numbers, strict=True) if n < at.size}
+    return {position: at.first + n for position, n in zip(places, numbers, strict=True) if n < at.size}
 
 
 def shuffled(places: Sequence[int], size: int, key: str) -> list[int]:
@@ -234,10 +234,10 @@ def _ask(
             "explorer.tasks: the SELECT must return ids of tasks, one whole number per row, and returns "
             f"{rows[0]!r:.100}"
         )
-    found = {row["id"]: row["taskset_id"] for row in tx.execute(query("tasksets_of"), {"task_ids": ids})}
-    strange = [task_id for task_id in ids if found.get(task_id) not in selection.weights]
+    tasksets = {row["id"]: row["taskset_id"] for row in tx.execute(query("tasksets_of"), {"task_ids": ids})}
+    strange = [task_id for task_id in ids if tasksets.get(task_id) not in selection.weights]
     if strange:
         raise WrongSelect(
             f"explorer.tasks: the SELECT returns {strange[0]}, which is not a task of the run's taskset."
         )
-    return [(task_id, found[task_id]) for task_id in ids]
+    return [(task_id, tasksets[task_id]) for task_id in ids]

@@ -34,19 +34,19 @@ def ask(tx: Transaction, run: runs.Run, lease_seconds: float, *, must_work: bool
     Raises:
         ConfigError: if none of them is alive. Nothing is written then.
     """
-    found = [worker for worker in workers.running(tx, run.id, lease_seconds) if worker.is_alive]
-    if not found and must_work:
+    alive = [worker for worker in workers.running(tx, run.id, lease_seconds) if worker.is_alive]
+    if not alive and must_work:
         raise ConfigError(_nothing_to_stop(run))
     row = tx.execute(query("ask_to_stop"), {"run_id": run.id}).fetchone()
     assert row is not None
     runs.announce(tx, run.id)
-    return Asked(row["stop_asked_at"], found)
+    return Asked(row["stop_asked_at"], alive)
 
 
 def at_work(tx: Transaction, run: runs.Run, asked_at: datetime, lease_seconds: float) -> list[Worker]:
     """Return the workers that were asked and are still alive, without workers that started later."""
-    found = workers.running(tx, run.id, lease_seconds)
-    return [worker for worker in found if worker.is_alive and worker.started_at <= asked_at]
+    running = workers.running(tx, run.id, lease_seconds)
+    return [worker for worker in running if worker.is_alive and worker.started_at <= asked_at]
 
 
 def asked_at(tx: Transaction, run_id: int) -> datetime | None:

@@ -66,10 +66,10 @@ class Drawn:
 
     def by_part(self) -> dict[str, list[int]]:
         """Return the ids of the picked groups by part."""
-        found = defaultdict(list)
+        parts = defaultdict(list)
         for group_id, pick in sorted(self.groups.items()):
-            found[pick.part].append(group_id)
-        return dict(found)
+            parts[pick.part].append(group_id)
+        return dict(parts)
 
 
 def draw(parts: Sequence[BatchShare], offers: Iterable[Offer], size: int, step: int, fill: bool) -> Drawn:
@@ -85,11 +85,11 @@ def draw(parts: Sequence[BatchShare], offers: Iterable[Offer], size: int, step: 
     are_named = bool(parts)
     parts = parts or [BatchShare(name) for name in sorted(offered)]
     shares = [part.share for part in parts]
-    asked = apportion(shares, size, step) if parts else []
+    quotas = apportion(shares, size, step) if parts else []
     available = [len(offered[part.name]) for part in parts]
-    taken = spread(shares, asked, available, step) if fill else list(map(min, asked, available))
+    taken = spread(shares, quotas, available, step) if fill else list(map(min, quotas, available))
     if sum(taken) < size:
-        short = zip(parts, asked, available, strict=True)
+        short = zip(parts, quotas, available, strict=True)
         by_part = {part.name: want - have for part, want, have in short if have < want}
         return Drawn(missing=by_part if are_named else {ALL: size - sum(available)})
     groups: dict[int, Pick] = {}
@@ -100,25 +100,25 @@ def draw(parts: Sequence[BatchShare], offers: Iterable[Offer], size: int, step: 
 
 def apportion(shares: Sequence[float], size: int, step: int) -> list[int]:
     """[n] Integers that add up to `size`, each its share rounded down or up; on average over steps exact."""
-    given = [Fraction(repr(float(share))) for share in shares]
-    unit = size / sum(given)
-    exact = [share * unit for share in given]
+    exact_shares = [Fraction(repr(float(share))) for share in shares]
+    unit = size / sum(exact_shares)
+    exact = [share * unit for share in exact_shares]
     whole = [math.floor(number) for number in exact]
     rests = accumulate((number - low for number, low in zip(exact, whole, strict=True)), initial=Fraction(0))
     marks = [math.floor(rest + step * GOLDEN % 1) for rest in rests]
     return [low + after - before for low, (before, after) in zip(whole, pairwise(marks), strict=True)]
 
 
-def spread(shares: Sequence[float], asked: Sequence[int], available: Sequence[int], step: int) -> list[int]:
+def spread(shares: Sequence[float], quotas: Sequence[int], available: Sequence[int], step: int) -> list[int]:
     """[n] Groups taken from each part. Others make up for missing groups; fewer in total if none are left."""
-    taken = list(map(min, asked, available))
-    while missing := sum(asked) - sum(taken):
-        able = [place for place, have in enumerate(available) if have > taken[place]]
+    taken = list(map(min, quotas, available))
+    while missing := sum(quotas) - sum(taken):
+        able = [index for index, have in enumerate(available) if have > taken[index]]
         if not able:
             break
-        more = apportion([shares[place] for place in able], missing, step)
-        for place, count in zip(able, more, strict=True):
-            taken[place] += min(count, available[place] - taken[place])
+        more = apportion([shares[index] for index in able], missing, step)
+        for index, count in zip(able, more, strict=True):
+            taken[index] += min(count, available[index] - taken[index])
     return taken
 
 
@@ -132,4 +132,7 @@ def _picked(part: BatchShare, offered: Sequence[Offer], count: int) -> dict[int,
     threshold = keyed[count][0] if count < len(keyed) else math.inf
     chances = {group_id: -math.expm1(-weight * threshold) for _, group_id, weight in keyed[:count]}
     least = min(chances.values())
-    return {of: Pick(part.name, chance, (least / chance) ** part.beta) for of, chance in chances.items()}
+    return {
+        group_id: Pick(part.name, chance, (least / chance) ** part.beta)
+        for group_id, chance in chances.items()
+    }

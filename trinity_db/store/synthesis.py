@@ -122,13 +122,13 @@ def write_origins(tx: Transaction, run_id: int, origins: Sequence[Origin]) -> No
     """Record results and their origin, in the transaction that wrote the results."""
     if origins:
         values = {
-            "synthesis_ids": [one.source.id for one in origins],
-            "source_task_ids": [one.source.task_id for one in origins],
-            "task_ids": [one.task_id for one in origins],
-            "experience_ids": [one.experience_id for one in origins],
-            "steps": [one.step for one in origins],
-            "digests": [one.digest for one in origins],
-            "details": [json.dumps(one.detail) if one.detail else None for one in origins],
+            "synthesis_ids": [origin.source.id for origin in origins],
+            "source_task_ids": [origin.source.task_id for origin in origins],
+            "task_ids": [origin.task_id for origin in origins],
+            "experience_ids": [origin.experience_id for origin in origins],
+            "steps": [origin.step for origin in origins],
+            "digests": [origin.digest for origin in origins],
+            "details": [json.dumps(origin.detail) if origin.detail else None for origin in origins],
         }
         tx.execute(query("write_origins"), values | {"run_id": run_id})
 
@@ -151,10 +151,10 @@ def fail(tx: Transaction, failures: Sequence[SynthesisFailure], max_attempts: in
     """Return held syntheses to the queue, or give them up."""
     if failures:
         values = {
-            "ids": [one.source.id for one in failures],
-            "experience_ids": [one.source.experience_id for one in failures],
-            "steps": [one.step for one in failures],
-            "errors": [one.error for one in failures],
+            "ids": [failure.source.id for failure in failures],
+            "experience_ids": [failure.source.experience_id for failure in failures],
+            "steps": [failure.step for failure in failures],
+            "errors": [failure.error for failure in failures],
             "max_attempts": max_attempts,
         }
         tx.execute(query("fail_sources"), values)

@@ -72,7 +72,9 @@ def answer(tx: Transaction, own: OwnSelect, statement: str, values: Mapping[str,
             with tx.cursor(row_factory=tuple_row) as cursor:
                 rows = cursor.execute(statement.encode(), values).fetchall()
                 described = cursor.description or []
-                return Answer([one.name for one in described], [one.type_code for one in described], rows)
+                return Answer(
+                    [column.name for column in described], [column.type_code for column in described], rows
+                )
     except psycopg.errors.QueryCanceled as error:
         more = f", or raise {own.limit_key}" if own.limit_key else ""
         raise TrinityError(

@@ -141,12 +141,12 @@ def decide(tx: Transaction, claim: ReviewClaim, author: str, verdict: PersonVerd
         value = -value
     tx.execute(query("lock_review"), {"label_id": claim.label_id})
     values = {"label_id": claim.label_id, "attempt": claim.attempt, "answer": verdict.state, "value": value}
-    said = {"seconds": verdict.seconds, "blind": verdict.blind}
-    if tx.execute(query("decide_label"), values | said).fetchone() is None:
-        found = tx.execute(query("find_label"), {"label_id": claim.label_id}).fetchone()
-        if found == {"attempt": claim.attempt, "state": verdict.state.value, "value": value}:
+    manner = {"seconds": verdict.seconds, "blind": verdict.blind}
+    if tx.execute(query("decide_label"), values | manner).fetchone() is None:
+        label = tx.execute(query("find_label"), {"label_id": claim.label_id}).fetchone()
+        if label == {"attempt": claim.attempt, "state": verdict.state.value, "value": value}:
             return  # written by a transaction with an unknown commit outcome
-        if found is None:
+        if label is None:
             raise NotFound("It is no longer in a queue: its run was deleted or pruned.")
         raise LeaseLost("Another person judges this now: your claim has expired.")
     _follow(tx, claim.review_id, author, verdict.state == LabelState.SUBMITTED)
@@ -212,22 +212,22 @@ def give(
         NotFound: if the run has no such review.
         ConfigError: if the value is outside the review's scale, or it is a row's for a pair, or vice versa.
     """
-    found = tx.execute(query("lock_given_review"), {"review_id": review_id, "run_id": run_id}).fetchone()
-    if found is None:
+    review = tx.execute(query("lock_given_review"), {"review_id": review_id, "run_id": run_id}).fetchone()
+    if review is None:
         raise NotFound(
             f"The run has no review {review_id}: give the file to the run that it was exported from"
         )
-    if found["is_pair"] != (swapped is not None):
-        kind = "a pair" if found["is_pair"] else "one row"
+    if review["is_pair"] != (swapped is not None):
+        kind = "a pair" if review["is_pair"] else "one row"
         raise ConfigError(f"Review {review_id} is about {kind}, and the verdict is not")
-    value = _check(verdict, found["lowest"], found["highest"])
+    value = _check(verdict, review["lowest"], review["highest"])
     value = -value if value is not None and swapped else value
     about = {"review_id": review_id, "author": author}
     before = tx.execute(query("read_given"), about).fetchone()
     if before == {"state": verdict.state.value, "value": value}:
         return "known"
-    said = {"answer": verdict.state, "value": value, "swapped": swapped, "seconds": verdict.seconds}
-    tx.execute(query("give_verdict"), about | said)
+    decision = {"answer": verdict.state, "value": value, "swapped": swapped, "seconds": verdict.seconds}
+    tx.execute(query("give_verdict"), about | decision)
     had_value = before is not None and before["value"] is not None
     _follow(tx, review_id, author, had_value or value is not None, takes_back=value is None)
     return "changed" if before is not None and before["state"] != LabelState.DRAFT else "new"

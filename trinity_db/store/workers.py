@@ -108,14 +108,14 @@ def stop_rival(tx: Transaction, run_id: int, rival: Rival, lease_seconds: float)
 
 def running(tx: Transaction, run_id: int, lease_seconds: float) -> list[Worker]:
     """List the run's workers; those of this host whose process is gone are marked as stopped and excluded."""
-    host, found = socket.gethostname(), []
+    host, workers = socket.gethostname(), []
     values = {"run_id": run_id, "lease_seconds": lease_seconds}
     for row in tx.execute(query("running_workers"), values).fetchall():
         if row["host"] == host and not _is_alive(row["pid"]):
             stop(tx, row["id"])
         else:
-            found.append(Worker(**{**row, "role": WorkerRole(row["role"])}))
-    return found
+            workers.append(Worker(**{**row, "role": WorkerRole(row["role"])}))
+    return workers
 
 
 def newest(tx: Transaction, run: str) -> int | None:
@@ -125,19 +125,19 @@ def newest(tx: Transaction, run: str) -> int | None:
     return None if row["id"] is None else int(row["id"])
 
 
-def all_gone(tx: Transaction, run: runs.Run, lease_seconds: float, what: str) -> None:
+def all_gone(tx: Transaction, run: runs.Run, lease_seconds: float, action: str) -> None:
     """Check that no worker of a run is alive, and fence off those whose lease has expired.
 
     Raises:
-        ConfigError: if some are alive. The message names them, and how to stop them before doing `what`.
+        ConfigError: if some are alive. The message names them, and how to stop them before the `action`.
     """
-    found = running(tx, run.id, lease_seconds)
-    if alive := [str(worker) for worker in found if worker.is_alive]:
+    workers = running(tx, run.id, lease_seconds)
+    if alive := [str(worker) for worker in workers if worker.is_alive]:
         raise ConfigError(
             f"Run '{run.name}' has workers that are alive ({'; '.join(alive)}): "
-            f"trinity-db stop {run.name}, then {what}."
+            f"trinity-db stop {run.name}, then {action}."
         )
-    for worker in found:
+    for worker in workers:
         stop(tx, worker.id)
 
 
