@@ -55,7 +55,7 @@ def stop(
 
 
 def _wait(database: "Database", run: "Run", request: "Asked") -> None:
-    """Wait until none of the asked workers is alive, and report at intervals which still are."""
+    """Say which workers were asked, wait until none is alive, and report at intervals which still are."""
     from trinity_db.store import stopping
     from trinity_db.worker.service import LEASE_SECONDS
 
@@ -63,14 +63,16 @@ def _wait(database: "Database", run: "Run", request: "Asked") -> None:
         with database.transaction() as tx:
             return stopping.at_work(tx, run, request.at, LEASE_SECONDS)
 
+    alive = request.workers
     reported: list[Worker] = []
     reported_at = 0.0
-    while alive := database.retry(look):
+    while alive:
         now = time.monotonic()
         if alive != reported or now - reported_at > LINE_SECONDS:
             print(f"Waiting for {_named(alive)}", file=sys.stderr, flush=True)
             reported, reported_at = alive, now
         time.sleep(LOOK_SECONDS)
+        alive = database.retry(look)
 
 
 def _named(workers: "Sequence[Worker]") -> str:
