@@ -67,7 +67,7 @@ GRANT INSERT (run_id, task_id, issued, issued_at), UPDATE (issued, issued_at) ON
 GRANT INSERT, UPDATE (issued, walk, number, first, size, position, level) ON trinity.task_pass TO trinity_explorer;
 GRANT INSERT (run_id, task_id, expected, worker_id), UPDATE (attempt, arrived, failed, version_min, version_max, state, completed_at)
     ON trinity.rollout_group TO trinity_explorer;
-GRANT INSERT, UPDATE (version_min, version_max) ON trinity.rollout TO trinity_explorer;
+GRANT INSERT, UPDATE (version_min, version_max, shares_reward) ON trinity.rollout TO trinity_explorer;
 GRANT INSERT (id, run_id, group_id, rollout_id, step, state, held_out, version_min, version_max, prompt_length, response_length)
     ON trinity.experience TO trinity_explorer;
 GRANT INSERT ON trinity.experience_text, trinity.payload, trinity."drop" TO trinity_explorer;

@@ -95,7 +95,7 @@ class History:
 
     def steps(self, reward: Reward) -> list[Step]:
         """Return all steps, including the reward of the whole attempt, as described in `Policy.steps`."""
-        rest = [replace(step, reward=reward) for step in self._trained()]
+        rest = [replace(step, reward=reward, shares_reward=not self._steps) for step in self._trained()]
         if reward is None or rest or not self._steps:
             return [*self._steps, *rest]
         *before, last = self._steps

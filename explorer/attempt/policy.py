@@ -446,6 +446,6 @@ class Policy:
         """Return the sampled steps, including the reward of the whole attempt.
 
         If the workflow made steps, the attempt's reward is added to the last one. Otherwise every sequence
-        gets it, since the attempt as a whole is scored.
+        gets it, since the attempt as a whole is scored; as the attempt's reward it counts once.
         """
         return self.calls.history.steps(reward)

@@ -175,7 +175,9 @@ WITH member AS MATERIALIZED (
 ),
 total AS (
     SELECT t.group_id, count(*) AS size, avg(t.reward) AS mean, var_samp(t.reward) AS variance
-    FROM (SELECT m.group_id, sum(m.reward) AS reward, NOT bool_or(m.pruned) AND count(m.reward) > 0 AS is_whole
+    FROM (SELECT m.group_id, trinity.attempt_reward(m.rollout_id, count(m.reward), sum(m.reward), min(m.reward),
+                                                    max(m.reward)) AS reward,
+                 NOT bool_or(m.pruned) AND count(m.reward) > 0 AS is_whole
           FROM member m GROUP BY m.group_id, m.rollout_id) t
     GROUP BY t.group_id
     HAVING bool_and(t.is_whole)

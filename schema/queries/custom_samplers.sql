@@ -14,7 +14,8 @@ LEFT JOIN LATERAL (
            sqrt(var_samp(a.reward ORDER BY a.rollout_id)) AS reward_std,
            count(*) FILTER (WHERE a.reward < r.solved_reward)::float8 / nullif(count(a.reward), 0) AS difficulty,
            avg(a.prompt_length)::float8 AS prompt_length, avg(a.response_length)::float8 AS response_length
-    FROM (SELECT e.rollout_id, sum(e.reward ORDER BY e.id) AS reward, max(e.use_count) AS uses,
+    FROM (SELECT e.rollout_id, trinity.attempt_reward(e.rollout_id, count(e.reward), sum(e.reward ORDER BY e.id),
+                                                      min(e.reward), max(e.reward)) AS reward, max(e.use_count) AS uses,
                  max(e.prompt_length) AS prompt_length, sum(e.response_length) AS response_length
           FROM trinity.experience e
           WHERE e.group_id = g.id AND (e.state = 'ready') IS TRUE AND e.source_id IS NULL

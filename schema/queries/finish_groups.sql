@@ -66,9 +66,9 @@ ON CONFLICT (experience_id) DO NOTHING
 
 -- name: settle_groups
 -- Makes picked groups ready, or drops them with a reason: too few members are left or, if the run asks for that, all
--- rewards are equal. Attempts are compared by the sum of their steps' rewards. An attempt with at least
--- :solved_reward solved its task. With :selection 'positives' or 'negatives', only attempts that solved it, or did
--- not, are kept; the counts of the task include all.
+-- rewards are equal. Attempts are compared by trinity.attempt_reward. An attempt with at least :solved_reward solved its
+-- task. With :selection 'positives' or 'negatives', only attempts that solved it, or did not, are kept; the counts of the
+-- task include all.
 --
 -- Runs after the statement that locks the groups, so it sees every reward committed before the lock. It checks again
 -- that the groups can be settled. docs/how-it-works/long-statements.md explains each step.
@@ -82,7 +82,9 @@ WITH attempts AS (
                                    IS NOT TRUE END
            ) AS unrewarded,
            bool_or(e.state = 'scored') AS is_scored,
-           sum(e.reward) FILTER (WHERE e.state = 'scored') AS reward
+           trinity.attempt_reward(e.rollout_id, count(e.reward) FILTER (WHERE e.state = 'scored'),
+               sum(e.reward) FILTER (WHERE e.state = 'scored'), min(e.reward) FILTER (WHERE e.state = 'scored'),
+               max(e.reward) FILTER (WHERE e.state = 'scored')) AS reward
     FROM trinity.rollout_group g
     LEFT JOIN trinity.experience e ON e.group_id = g.id
     WHERE g.id = ANY(%(group_ids)s)
@@ -137,7 +139,9 @@ WITH unselected AS (
       AND e.rollout_id IN (SELECT a.rollout_id FROM trinity.experience a
                            WHERE a.group_id = ANY(%(group_ids)s) AND (a.state = 'scored') IS TRUE
                            GROUP BY a.rollout_id
-                           HAVING ((sum(a.reward) >= %(solved_reward)s::float8) = (%(selection)s::text = 'positives'))
+                           HAVING ((trinity.attempt_reward(a.rollout_id, count(a.reward), sum(a.reward),
+                                                           min(a.reward), max(a.reward)) >= %(solved_reward)s::float8)
+                                   = (%(selection)s::text = 'positives'))
                                   IS NOT TRUE)
     RETURNING e.run_id, e.id, e.reward
 )

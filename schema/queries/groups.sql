@@ -201,7 +201,7 @@ WHERE g.id = ANY(%(group_ids)s) AND g.worker_id = %(worker_id)s AND g.state IN (
 -- name: write_steps
 -- Writes the further steps of attempts whose first step write_rollouts wrote in the same transaction. They are raw,
 -- or late or spare if the rollout was refused. Stored steps are unchanged. Steps of one attempt may be from different
--- policy versions. several policy versions.
+-- policy versions.
 WITH given AS MATERIALIZED (
     SELECT w.*, r.id AS rollout_id, r.run_id, r.state = 'finished' AS is_held,
         r.finish_reason = 'spare' AS is_spare,
@@ -209,9 +209,9 @@ WITH given AS MATERIALIZED (
     FROM unnest(%(group_ids)b::bigint[], %(attempts)b::integer[], %(ordinals)b::smallint[], %(steps)b::smallint[],
             %(prompts)b::text[], %(responses)b::text[], %(states)b::text[], %(codecs)b::text[], %(payloads)b::bytea[],
             %(prompt_lengths)b::integer[], %(response_lengths)b::integer[], %(oldest)b::integer[],
-            %(newest)b::integer[], %(requests)b::jsonb[]) WITH ORDINALITY
+            %(newest)b::integer[], %(requests)b::jsonb[], %(shares)b::boolean[]) WITH ORDINALITY
         AS w (group_id, attempt, ordinal, step, prompt, response, environment, codec, data, prompt_length, response_length,
-            version_min, version_max, requests, position)
+            version_min, version_max, requests, shares_reward, position)
     JOIN trinity.rollout r ON r.group_id = w.group_id AND r.ordinal = w.ordinal AND r.attempt = w.attempt
     WHERE NOT EXISTS (SELECT FROM trinity.experience e
                       WHERE e.rollout_id = r.id AND e.step = w.step AND e.run_id = r.run_id)
@@ -242,9 +242,11 @@ late AS (
 ),
 attempts AS (
     UPDATE trinity.rollout r
-    SET version_min = least(r.version_min, n.oldest), version_max = greatest(r.version_max, n.newest)
-    FROM (SELECT rollout_id, min(version_min) AS oldest, max(version_max) AS newest FROM new GROUP BY rollout_id) n
-    WHERE r.id = n.rollout_id AND (n.oldest < r.version_min OR n.newest > r.version_max)
+    SET version_min = least(r.version_min, n.oldest), version_max = greatest(r.version_max, n.newest),
+        shares_reward = n.shares_reward
+    FROM (SELECT rollout_id, min(version_min) AS oldest, max(version_max) AS newest, bool_or(shares_reward) AS shares_reward
+          FROM new GROUP BY rollout_id) n
+    WHERE r.id = n.rollout_id AND (n.oldest < r.version_min OR n.newest > r.version_max OR n.shares_reward)
 )
 UPDATE trinity.rollout_group g
 SET version_min = least(g.version_min, n.oldest), version_max = greatest(g.version_max, n.newest)

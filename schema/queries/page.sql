@@ -250,7 +250,8 @@ attempt AS (
     SELECT min(e.version_min) AS version,
            CASE WHEN g.state IN ('ready', 'leased', 'trained', 'dropped')
                      AND bool_and(d.id IS NULL OR d.stage IN ('group', 'draw') AND d.reason <> 'partial_attempt')
-                THEN sum(e.reward) END AS reward
+                THEN trinity.attempt_reward(e.rollout_id, count(e.reward), sum(e.reward), min(e.reward), max(e.reward))
+           END AS reward
     FROM grouped g
     JOIN trinity.experience e ON e.group_id = g.id AND e.source_id IS NULL
     LEFT JOIN trinity."drop" d ON d.experience_id = e.id

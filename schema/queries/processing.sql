@@ -69,9 +69,9 @@ SELECT e.attempt,
        e.reward AS reward, -- sum of the rewards so far, such as the workflow's; None without any
        e.version_min AS version_min, -- oldest policy version that sampled a token of the row
        e.version_max AS version_max, -- newest policy version that sampled a token of the row
-       (SELECT sum(s.reward) FROM trinity.experience s
-        WHERE s.rollout_id = e.rollout_id AND s.state NOT IN ('dropped', 'expired'))
-           AS attempt_reward, -- ready groups only: reward of the attempt, summed over its steps
+       (SELECT trinity.attempt_reward(e.rollout_id, count(s.reward), sum(s.reward), min(s.reward), max(s.reward))
+        FROM trinity.experience s WHERE s.rollout_id = e.rollout_id AND s.state NOT IN ('dropped', 'expired'))
+           AS attempt_reward, -- ready groups only: reward of the attempt, the sum of its steps or the mean of its sequences
        g.reward_mean AS group_mean, -- ready groups only: mean reward of the attempts; None without rewards
        sqrt(g.reward_variance) AS group_deviation, -- ready groups only: standard deviation of these rewards; None for one attempt
        (SELECT count(*) FROM trinity.rollout_group o

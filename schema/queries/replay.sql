@@ -259,9 +259,11 @@ LEFT JOIN LATERAL (
            sqrt(var_samp(a.reward ORDER BY a.rollout_id)) AS reward_std,
            count(*) FILTER (WHERE a.reward < r.solved_reward)::float8 / nullif(count(a.reward), 0) AS difficulty,
            avg(a.prompt_length)::float8 AS prompt_length, avg(a.response_length)::float8 AS response_length
-    FROM (SELECT e.rollout_id, sum(trinity.reward_in(e.id, b.snapshot::pg_snapshot) ORDER BY e.id) AS reward,
+    FROM (SELECT e.rollout_id, trinity.attempt_reward(e.rollout_id, count(c.reward), sum(c.reward ORDER BY e.id),
+                                                      min(c.reward), max(c.reward)) AS reward,
                  max(e.prompt_length) AS prompt_length, sum(e.response_length) AS response_length
           FROM trinity.experience e
+          CROSS JOIN LATERAL (SELECT trinity.reward_in(e.id, b.snapshot::pg_snapshot) AS reward OFFSET 0) c
           WHERE e.group_id = g.id AND e.state <> 'dropped' AND e.source_id IS NULL
           GROUP BY e.rollout_id) a,
          (SELECT coalesce((r.config #>> '{processors,group,solved_reward}')::float8, 1) AS solved_reward

@@ -112,8 +112,8 @@ WHERE p.id = held.id AND r.id = p.run_id AND chosen.id = p.chosen_id AND rejecte
 
 -- name: refresh_groups
 -- Updates the reward statistics of these groups in the transaction that changed a reward, and their priority if it
--- follows from rewards; if steps compute it, it becomes due. The statistics are of attempts, each with the sum of its
--- steps' rewards. Rows that will not be trained on do not count.
+-- follows from rewards; if steps compute it, it becomes due. The statistics are of attempts, each with its
+-- trinity.attempt_reward. Rows that will not be trained on do not count.
 WITH refreshed AS (
     UPDATE trinity.rollout_group g
     SET reward_count = s.reward_count, reward_mean = s.reward_mean, reward_variance = s.reward_variance,
@@ -126,10 +126,13 @@ WITH refreshed AS (
         FROM (
             -- Conditions in CASE instead of WHERE: without statistics the planner would scan a partial index for
             -- them. Rows adopted by other runs share the group without being members.
-            SELECT e.group_id, e.rollout_id,
-                   sum(CASE WHEN e.run_id = o.run_id AND e.state NOT IN ('dropped', 'expired') THEN e.reward END) AS reward
+            SELECT e.group_id, trinity.attempt_reward(e.rollout_id, count(c.reward), sum(c.reward), min(c.reward),
+                                                      max(c.reward)) AS reward
             FROM trinity.experience e
             JOIN trinity.rollout_group o ON o.id = e.group_id
+            CROSS JOIN LATERAL (
+                SELECT CASE WHEN e.run_id = o.run_id AND e.state NOT IN ('dropped', 'expired') THEN e.reward END AS reward
+            ) c
             WHERE e.group_id = ANY(%(group_ids)s)
             GROUP BY e.group_id, e.rollout_id
         ) m
@@ -151,10 +154,13 @@ FROM (
     -- Conditions in CASE: see refresh_groups.
     SELECT g.id, g.run_id, g.task_id,
            coalesce((r.config #>> '{processors,group,solved_reward}')::float8, 1) AS enough,
-           sum(CASE WHEN e.source_id IS NULL AND e.state IN ('ready', 'leased', 'trained') THEN e.reward END) AS reward
+           trinity.attempt_reward(e.rollout_id, count(c.reward), sum(c.reward), min(c.reward), max(c.reward)) AS reward
     FROM trinity.rollout_group g
     JOIN trinity.run r ON r.id = g.run_id AND r.kind = 'train'
     JOIN trinity.experience e ON e.group_id = g.id
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN e.source_id IS NULL AND e.state IN ('ready', 'leased', 'trained') THEN e.reward END AS reward
+    ) c
     WHERE g.id = ANY(%(group_ids)s) AND (g.state IN ('ready', 'leased', 'trained')) IS TRUE
     GROUP BY g.id, r.id, e.rollout_id
 ) a

@@ -256,6 +256,14 @@ class Rollout(Base):
     )
     started_at: Mapped[datetime | None] = mapped_column(comment="Start of the attempt; NULL if unknown")
     finished_at: Mapped[Now] = mapped_column(comment="End of the attempt")
+    shares_reward: Mapped[bool] = mapped_column(
+        Boolean,
+        server_default="false",
+        comment=(
+            "Whether it has several sequences, each with the reward of the whole attempt, which counts once; "
+            "otherwise the rewards of its steps add up"
+        ),
+    )
 
     __table_args__ = (
         # A repeated write is a no-op.

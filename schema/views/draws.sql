@@ -135,8 +135,10 @@ LANGUAGE sql STABLE AS $$
     SELECT g.id,
            CASE WHEN b.has_derived_priorities
                 THEN (SELECT trinity.derived_priority(var_samp(m.reward))
-                      FROM (SELECT sum(trinity.reward_in(e.id, b.seen)) AS reward
+                      FROM (SELECT trinity.attempt_reward(e.rollout_id, count(c.reward), sum(c.reward), min(c.reward),
+                                                          max(c.reward)) AS reward
                             FROM trinity.experience e
+                            CROSS JOIN LATERAL (SELECT trinity.reward_in(e.id, b.seen) AS reward OFFSET 0) c
                             WHERE e.group_id = g.id AND e.state <> 'dropped' AND e.source_id IS NULL
                             GROUP BY e.rollout_id) m)
                 WHEN b.has_computed_priorities

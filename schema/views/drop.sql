@@ -41,6 +41,8 @@ DROP FUNCTION IF EXISTS trinity.drawable(bigint, integer, integer);
 DROP FUNCTION IF EXISTS trinity.floor_of(bigint);
 DROP FUNCTION IF EXISTS trinity.adoptable_rows(bigint);
 DROP FUNCTION IF EXISTS trinity.is_awaited(bigint, bigint, text);
+DROP FUNCTION IF EXISTS trinity.attempt_reward(bigint, bigint, double precision, double precision, double precision);
+DROP FUNCTION IF EXISTS trinity.shares_reward(bigint);
 DROP FUNCTION IF EXISTS trinity.follow_labels(bigint[]);
 DROP FUNCTION IF EXISTS trinity.label_in(bigint, pg_snapshot);
 DROP FUNCTION IF EXISTS trinity.side_in(bigint, bigint, pg_snapshot);

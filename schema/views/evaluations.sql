@@ -13,8 +13,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
            END
 $$;
 
--- Tasks of each evaluation with the rewards of their attempts: the current sum of the rewards of its steps for each attempt. A
--- failed attempt, or an attempt whose row no processor could judge, has no reward, and is never counted as zero.
+-- Tasks of each evaluation with the rewards of their attempts, by attempt_reward and the current rewards of their rows. A failed
+-- attempt, or an attempt whose row no processor could judge, has no reward, and is never counted as zero.
 CREATE VIEW trinity.evaluation_task_view AS
 SELECT v.id AS evaluation_id,
        r.name AS run,
@@ -36,7 +36,9 @@ JOIN trinity.rollout_group g ON g.evaluation_id = v.id
 JOIN trinity.task t ON t.id = g.task_id
 LEFT JOIN LATERAL (
     SELECT m.state = 'failed' OR bool_or(e.state = 'dropped') AS has_failed,
-           CASE WHEN bool_and(e.state::text = 'evaluated') THEN sum(e.reward) END AS reward
+           CASE WHEN bool_and(e.state::text = 'evaluated')
+                THEN trinity.attempt_reward(m.id, count(e.reward), sum(e.reward), min(e.reward), max(e.reward))
+           END AS reward
     FROM trinity.rollout m
     LEFT JOIN trinity.experience e ON e.rollout_id = m.id AND e.source_id IS NULL
     WHERE m.group_id = g.id AND m.state::text <> 'refused'

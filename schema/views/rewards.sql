@@ -10,6 +10,26 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
                 THEN reward_share.value * reward_share.weight END
 $$;
 
+-- Whether each row of an attempt has the reward of the whole attempt, as the sequences of a program do.
+CREATE FUNCTION trinity.shares_reward(rollout_id bigint)
+RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT m.shares_reward FROM trinity.rollout m WHERE m.id = shares_reward.rollout_id
+$$;
+
+-- Reward of an attempt, from number, sum, minimum and maximum of the rewards of its rows: their sum or, if each row has the reward
+-- of the whole attempt, their mean. The mean of equal numbers is one of them, since a quotient may differ by rounding. A single
+-- expression, so that the planner can put it in place of the call.
+CREATE FUNCTION trinity.attempt_reward(rollout_id bigint, rewards bigint, total double precision, lowest double precision,
+                                       highest double precision)
+RETURNS double precision
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN attempt_reward.rewards < 2 OR trinity.shares_reward(attempt_reward.rollout_id) IS NOT TRUE
+                THEN attempt_reward.total
+                WHEN attempt_reward.lowest = attempt_reward.highest THEN attempt_reward.lowest
+                ELSE attempt_reward.total / attempt_reward.rewards END
+$$;
+
 -- Whether a row still waits for a source of rewards. It does not if the source gave a reward outside the review queue, or if
 -- people have given all the verdicts requested in the queue, even if none of these has a value. No row waits for verdicts with
 -- weight 0, since they do not change the reward.

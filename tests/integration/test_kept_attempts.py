@@ -1,5 +1,7 @@
 """Attempts that solved their task, or did not, are kept alone."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.rows import Scene, attempt
@@ -81,6 +83,34 @@ def test_an_attempt_of_several_steps_is_kept_by_the_sum_of_its_rewards(scene: Sc
         " ORDER BY m.ordinal, e.step"
     )
     assert scene.values(by_attempt) == ["ready", "ready", "dropped", "dropped"]
+
+
+def test_the_reward_of_an_attempt_of_several_sequences_counts_once(scene: Scene) -> None:
+    """Three sequences of a program with 0.4 each did not solve a task that needs 1, as three steps did."""
+    [group] = scene.claim(1, group_size=3)
+    sequences, steps, single = (
+        attempt(group, member, ["a"] * count, rewards=[0.4] * count) for member, count in enumerate((3, 3, 1))
+    )
+    shared = [replace(step, shares_reward=True) for step in sequences.steps]
+    scene.write([replace(sequences, steps=shared), steps, single])
+    process(scene, {"score": [], "group": {"min_size": 1, "keep": "negatives"}})
+    members = "SELECT m.ordinal, e.state::text FROM trinity.rollout m JOIN trinity.experience e"
+    assert set(scene.rows(f"{members} ON e.rollout_id = m.id")) == {
+        (0, "ready"),
+        (1, "dropped"),
+        (2, "ready"),
+    }
+    assert scene.rows(TASKS) == [(3, 1)]
+    assert scene.rows(GROUPS) == [(2, 0.4, 0.0)], "exactly, or equal rewards would look different"
+
+
+def test_sequences_that_functions_score_count_by_their_mean(scene: Scene) -> None:
+    [group] = scene.claim(1, group_size=1)
+    written = attempt(group, 0, ["1.0", "0.5"], rewards=[0.25] * 2)
+    scene.write([replace(written, steps=[replace(step, shares_reward=True) for step in written.steps])])
+    process(scene, {"score": [f"{__file__}:mended"], "group": {"min_size": 1}})
+    assert scene.rows(GROUPS) == [(1, 1.0, None)]
+    assert scene.rows(TASKS) == [(1, 1)]
 
 
 def test_a_group_that_is_whole_again_is_selected_anew(scene: Scene) -> None:

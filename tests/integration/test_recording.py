@@ -378,6 +378,7 @@ def test_histories_that_a_program_rewrites_train_each_sampled_token_once(
         ("sp<5>q<6>", "..xxx.xxx"),
         ("ssumd<3>", ".....xxx"),
     ]
+    assert scene.values("SELECT shares_reward FROM trinity.rollout") == [True]
 
 
 def test_a_call_that_is_cancelled_while_it_is_stored_is_part_of_the_attempt(

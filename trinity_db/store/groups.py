@@ -134,6 +134,8 @@ class Step:
     states of one task (GiGPO). None: the prompt is the state."""
     requests: Sequence[Mapping[str, Any]] = ()
     """Requests of programs that it answers: path, model and number of calls of each kind."""
+    shares_reward: bool = False
+    """Whether it is one of the attempt's sequences, each of which has the reward of the whole attempt."""
 
     def __post_init__(self) -> None:
         for name, text in (("prompt", self.prompt), ("state", self.state)):
@@ -373,8 +375,9 @@ def _steps(steps: Steps) -> dict[str, list[Any]]:
         "response_lengths",
         "oldest",
         "newest",
+        "shares",
     )
-    rows = [(*_about(step), *_packed(step.payload)) for _, _, step in steps]
+    rows = [(*_about(step), *_packed(step.payload), step.shares_reward) for _, _, step in steps]
     return _places(steps) | dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
