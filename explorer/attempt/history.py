@@ -1,7 +1,7 @@
 """The samples of an attempt: open sequences that later calls may extend, finished steps, and each call."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from trinity_db.explorer.attempt.recorded import JoinedCalls, Requested, Sampled, TokenSpan
@@ -105,8 +105,7 @@ class History:
         """Return the open sequences without the calls that are left out of training."""
         spans = {number: span for sequence in self._open for number, span in sequence.calls.items()}
         self.left_out |= left_out(spans, self.requests, self._rules)
-        kept = [sequence.without(self.left_out) for sequence in self._open]
-        return [self._step_of(sequence) for sequence in kept if sequence is not None]
+        return [self._step_of(sequence) for sequence in _kept(self._open, self.left_out)]
 
     def _step_of(self, sequence: JoinedCalls) -> Step:
         requested = [self.requests[number] for number in sequence.calls if number in self.requests]
@@ -144,6 +143,31 @@ def left_out(
         for number in ended[:-1] if len(ended) == len(numbers) else ended:
             reasons.setdefault(number, "repeated")
     return reasons
+
+
+def _kept(sequences: Sequence[JoinedCalls], left_out: Container[int]) -> list[JoinedCalls]:
+    """Return the sequences without these calls.
+
+    A sequence that lost its last calls is continued by a later one whose prompt begins with the rest: a call
+    that was repeated, or answered aside, had taken its place.
+    """
+    kept: list[JoinedCalls] = []
+    shortened: list[int] = []
+    """Indexes of kept sequences that lost their last calls."""
+    for sequence in sequences:
+        rest = sequence.without(left_out)
+        if rest is None:
+            continue
+        joined = [
+            (index, whole) for index in shortened if (whole := kept[index].continued_by(rest)) is not None
+        ]
+        index, whole = max(joined, key=lambda pair: len(kept[pair[0]].token_ids), default=(len(kept), rest))
+        kept[index : index + 1] = [whole]
+        if joined:
+            shortened.remove(index)
+        if len(rest.token_ids) < len(sequence.token_ids):
+            shortened.append(index)
+    return kept
 
 
 def _added(first: Reward, second: Reward) -> Reward:

@@ -90,6 +90,26 @@ class JoinedCalls:
             kept.temperatures += self.temperatures[sampled]
         return kept
 
+    def continued_by(self, later: "JoinedCalls") -> "JoinedCalls | None":
+        """Return both sequences as one; None if the prompt of the later one does not begin with this one."""
+        length = len(self.token_ids)
+        if later.token_ids[:length] != self.token_ids or any(later.mask[:length]):
+            return None
+        joined = replace(
+            later,
+            prompt=self.prompt,
+            first_response=self.first_response,
+            mask=[*self.mask, *later.mask[length:]],
+            logprobs=[*self.logprobs, *later.logprobs],
+            versions=[*self.versions, *later.versions],
+            temperatures=[*self.temperatures, *later.temperatures],
+            routing=[],
+            calls=self.calls | later.calls,
+        )
+        joined._add_routing(self.routing_of(length - 1))  # as the token after these was not sampled here
+        joined._add_routing(later.routing_of(len(later.token_ids) - 1))
+        return joined
+
     def _add_routing(self, routing: NDArray[Any] | None) -> None:
         """Add the experts of tokens without recorded ones. For others the first call's choice is kept, as the
         next token was sampled with it. A different engine may number layers differently, and then adds

@@ -313,6 +313,29 @@ def test_a_rollout_ends_as_its_last_trained_call_ended(explore: Explore, scene: 
     assert scene.values("SELECT finish_reason FROM trinity.rollout") == ["stop"]
 
 
+def test_a_conversation_that_goes_on_without_a_side_call_is_one_sequence(
+    explore: Explore, scene: Scene
+) -> None:
+    """The side call asks about the conversation so far, and had its place in the sequence."""
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        async with asking(policy) as ask:
+            messages = [user("a")]
+            for question in ("b", "c"):
+                _, answer = await ask({"model": "policy", "messages": messages})
+                messages = [*messages, answer["choices"][0]["message"]]
+                await ask({"model": "small", "messages": [*messages, user("title?")]})
+                messages = [*messages, user(question)]
+            await ask({"model": "policy", "messages": messages})
+        return 1.0
+
+    explore(workflow, numbered(), size=1, requests={"train": ["policy"]})
+    assert scene.values(ERRORS) == [None]
+    assert sequences(scene) == [("ayes0byes2cyes4", ".xxxx.xxxx.xxxx")]
+    assert scene.rows(LEFT_OUT) == [(number, "small", "model", False) for number in (1, 3)]
+    assert scene.values("SELECT shares_reward FROM trinity.rollout") == [False]
+
+
 def test_an_attempt_that_names_other_models_alone_fails(explore: Explore, scene: Scene) -> None:
     async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
         async with asking(policy) as ask:

@@ -188,6 +188,7 @@ def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
     assert {name for kind, name in made if kind == "view"} == VIEWS
     assert {name for kind, name in made if kind == "function"} == {
         "adoptable_rows",
+        "attempt_reward",
         "cell_bits",
         "chance",
         "derived_priority",
@@ -216,6 +217,7 @@ def test_an_empty_database_gets_every_table_and_view(upgraded_url: str) -> None:
         "reward_in",
         "reward_share",
         "share_interval",
+        "shares_reward",
         "side_in",
         "staleness",
         "unbroken_since",
