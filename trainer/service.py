@@ -6,20 +6,19 @@ communicates with an explorer or a processor. A run has one trainer.
 """
 
 import logging
-import math
-import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trinity_db.models import context_length, end_tokens, load_tokenizer
 from trinity_db.models.adapter_folder import Base
 from trinity_db.models.chat.prompts import ChatRenderer
-from trinity_db.postgres.connection import Database, Transaction
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, draws, evaluations, offline, policies, runs, scores, workers
-from trinity_db.store.metrics import outcomes_of, record_metrics
+from trinity_db.store import batches, policies, runs, scores, workers
+from trinity_db.store.metrics import outcomes_of
 from trinity_db.trainer.algorithms.compositions import create
 from trinity_db.trainer.checkpoints import lost_versions, recovery, run_files, run_objects, starting_model
 from trinity_db.trainer.checkpoints.retrying_bucket import GivenUp
@@ -28,16 +27,14 @@ from trinity_db.trainer.distribution.ranks import ALONE, Ranks
 from trinity_db.trainer.learner.learner import NonFiniteLoss
 from trinity_db.trainer.learner.micro_batches import Abandoned
 from trinity_db.trainer.learner.visible_updates import shown_in_log
-from trinity_db.trainer.loop import lead_follow
+from trinity_db.trainer.loop import adopted_rows, drawing, lead_follow
 from trinity_db.trainer.loop.held_out import HeldOut
 from trinity_db.trainer.loop.publishing import Publisher
 from trinity_db.trainer.loop.run_length import RunLength, run_length
 from trinity_db.trainer.loop.sampling import sampler_of
 from trinity_db.trainer.loop.setup import TrainerSetup
 from trinity_db.trainer.rows import batch_from_store, step_metrics
-from trinity_db.trainer.rows.encode import encode_adopted
 from trinity_db.trainer.rows.precompute import score_adopted
-from trinity_db.trainer.rows.sources import check_sampled, check_tokenizers
 from trinity_db.weights.broadcast import Broadcasts
 from trinity_db.worker.service import Service
 
@@ -196,25 +193,11 @@ class Trainer(Service):
     def _prepare_adopted_rows(self, files: run_files.RunFiles, context: int, renderer: ChatRenderer) -> None:
         """Tokenise adopted rows and, if the reference is precomputed, score them with it."""
         setup = self._setup
-        if setup.expert_rows or not setup.is_online:
-            limit = min(setup.trainer.max_length or sys.maxsize, context)
-            tokenizer: Any = renderer.tokenizer
-            check_tokenizers(self.database, self.run.id, tokenizer)
-            encode_adopted(
-                self.database,
-                self.run.id,
-                self.worker_id,
-                renderer,
-                len(tokenizer),
-                limit,
-                should_stop=lambda: self.stopping,
-                keeps_temperature=setup.algorithm.draws == "groups" and not setup.is_online,
-            )
-            if self.stopping:
-                return
-        if setup.algorithm.draws == "groups" and not setup.is_online:
-            offline.seed_groups(self.database, self.run.id, setup.min_group_size)
-            check_sampled(self.database, self.run.id, create(setup.algorithm).needs)
+        adopted_rows.prepare(
+            self.database, self.run, self.worker_id, setup, context, renderer, lambda: self.stopping
+        )
+        if self.stopping:
+            return
         self._score_names = ["teacher"] if "teacher" in create(setup.algorithm).needs else []
         if setup.trainer.reference.name == "precomputed":
             self._score_names.append("reference")
@@ -230,6 +213,7 @@ class Trainer(Service):
 
     def _work(self) -> bool:
         self._ranks.check()
+        setup = self._setup
         if self._is_at_last_step():
             return False
         # All come before a step, not after it, so that they are retried if the database was unreachable.
@@ -238,7 +222,7 @@ class Trainer(Service):
         if self._publisher.is_due():
             self._publisher.publish()
             self._waiting_since = time.monotonic()
-        if self._setup.max_staleness == 0:
+        if setup.max_staleness == 0:
             self._publisher.record()
         if self._held_out.is_due():
             if not self._held_out.evaluate():
@@ -247,14 +231,14 @@ class Trainer(Service):
         with self._hold.lock:  # so that no version is recorded while the draw counts staleness
             draw = self._next_draw()
             with self.database.transaction() as tx:
-                batch = self._draw(tx, draw)
+                batch = drawing.draw_batch(tx, draw, setup, self._learner.algorithm, self._sampler)
         if batch is None:
             if draw.versions_ahead:  # once the version is recorded, explorers may start more groups
                 self._publisher.record()
                 return True
             with suppress(GivenUp):  # the next start repeats it
                 run_objects.upload_broken(self._files)
-            self._is_exhausted = not self._setup.is_online
+            self._is_exhausted = not setup.is_online
             return False
         try:
             metrics = self._train_on(batch)
@@ -268,7 +252,8 @@ class Trainer(Service):
             return True
         self._publisher.record()
         self._publisher.record_checkpoint_if_written()
-        self._hold.retry(lambda: self._commit(batch, metrics), self._learner.steps_done)
+        commit = partial(self._hold.commit, batch, setup.uses_of_row, metrics)
+        self._hold.retry(commit, self._learner.steps_done)
         self._log(metrics)
         self._waiting_since = time.monotonic()
         return True
@@ -278,10 +263,7 @@ class Trainer(Service):
         self.release()
         if not self._held_out.evaluate():
             return False
-        with self._hold.lock, self.database.transaction() as tx:
-            self._hold.check(tx)
-            evaluations.begin_due(tx, self.run.id, self._hold.mark.version, is_last=True)
-            runs.finish(tx, self.run.id)
+        self._hold.finish()
         self._publisher.finish()
         logger.info("run '%s' is finished after %d steps", self.run.name, self._learner.steps_done)
         return True
@@ -315,25 +297,6 @@ class Trainer(Service):
             versions_ahead=int(self._publisher.is_writing),
         )
 
-    def _draw(self, tx: Transaction, draw: batches.Draw) -> batches.Batch | None:
-        match self._setup.algorithm.draws:
-            case "groups":
-                algorithm = self._learner.algorithm
-                if not self._setup.is_online:
-                    return draws.draw_adopted_groups(tx, draw, algorithm.advantages, algorithm.compares)
-                return draws.draw_groups(
-                    tx,
-                    draw,
-                    self._setup.max_staleness,
-                    algorithm.advantages,
-                    self._sampler,
-                    algorithm.compares,
-                )
-            case "pairs":
-                return draws.draw_pairs(tx, draw)
-            case "rows" | "labels":
-                return draws.draw_rows(tx, draw)
-
     def _train_on(self, batch: batches.Batch) -> dict[str, float]:
         waited = time.monotonic() - self._waiting_since
         started = time.monotonic()
@@ -354,16 +317,6 @@ class Trainer(Service):
         computed = time.monotonic() - started
         metrics |= step_metrics.of_memory(self._learner.policy.device)
         return metrics | step_metrics.of_time(rows, waited=waited, computed=computed, ranks=self._ranks.size)
-
-    def _commit(self, batch: batches.Batch, metrics: dict[str, float]) -> None:
-        max_uses = self._setup.max_uses if self._setup.is_online else math.ceil(self._setup.trainer.epochs)
-        with self._hold.lock:
-            done = batches.Mark(self._hold.mark.version, batch.step, batch.id, batch.created_at)
-            with self.database.transaction() as tx:
-                self._hold.check(tx, done)
-                if batches.commit(tx, batch, self.worker_id, max_uses):
-                    record_metrics(tx, self.run.id, self.role, batch.step, metrics)
-            self._hold.mark = done
 
     def _log(self, metrics: dict[str, float]) -> None:
         step = self._learner.steps_done

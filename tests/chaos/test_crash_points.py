@@ -123,9 +123,9 @@ def test_every_point_of_an_undisturbed_run_was_survived(killed: Lives, undisturb
     assert set(undisturbed.points[0]) <= died_at
     # Among them what the promises rest on, and what only a run that was killed comes to.
     for point in (
-        "Trainer._draw: lease_experiences",
-        "Trainer._commit: record_metrics, before COMMIT",
-        "Trainer._commit: record_metrics, after COMMIT",
+        "draw_batch: lease_experiences",
+        "Hold.commit: record_metrics, before COMMIT",
+        "Hold.commit: record_metrics, after COMMIT",
         "publish: fsync model.safetensors",
         "publish: os.rename",
         "checkpoint: os.mkdir",

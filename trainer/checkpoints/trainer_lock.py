@@ -5,13 +5,13 @@ changes the run checks that the store still agrees.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from trinity_db.errors import LeaseLost
 from trinity_db.postgres.connection import Database, Transaction
 from trinity_db.schema.states import WorkerRole
-from trinity_db.store import batches, runs
+from trinity_db.store import batches, evaluations, runs
 from trinity_db.store.metrics import record_metrics
 
 Result = TypeVar("Result")
@@ -52,6 +52,33 @@ class Hold:
             SetBack: if the store has another version or step than the mark.
         """
         batches.hold_trainer(tx, self.run.id, self.worker_id, self.mark, *done)
+
+    def commit(self, batch: batches.Batch, max_uses: int, metrics: Mapping[str, float]) -> bool:
+        """Commit a batch with the metrics of its step. Return False if it was committed before.
+
+        Raises:
+            LeaseLost, SetBack: see `check`.
+        """
+        with self.lock:
+            done = batches.Mark(self.mark.version, batch.step, batch.id, batch.created_at)
+            with self.database.transaction() as tx:
+                self.check(tx, done)
+                is_new = batches.commit(tx, batch, self.worker_id, max_uses)
+                if is_new:
+                    record_metrics(tx, self.run.id, WorkerRole.TRAIN, batch.step, metrics)
+            self.mark = done
+        return is_new
+
+    def finish(self) -> None:
+        """Begin the evaluations of the last version, and finish the run.
+
+        Raises:
+            LeaseLost, SetBack: see `check`.
+        """
+        with self.lock, self.database.transaction() as tx:
+            self.check(tx)
+            evaluations.begin_due(tx, self.run.id, self.mark.version, is_last=True)
+            runs.finish(tx, self.run.id)
 
     def retry(self, decide: Callable[[], Result], step: int) -> Result:
         """Run a transaction that only the run's trainer may commit, with retries while the database is

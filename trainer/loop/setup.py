@@ -1,5 +1,6 @@
 """The settings of a run that its trainer reads, and derived settings."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,6 +79,11 @@ class TrainerSetup:
         has_reference = "reference" in create(self.algorithm).needs
         loads_reference = has_reference and self.trainer.reference.name != "precomputed"
         return loads_reference or self.trainer.lora is not None
+
+    @property
+    def uses_of_row(self) -> int:
+        """Number of committed batches after which a row or group is used up."""
+        return self.max_uses if self.is_online else math.ceil(self.trainer.epochs)
 
     @property
     def publish_every(self) -> int:
