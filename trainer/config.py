@@ -15,6 +15,7 @@ from trinity_db.config.shared import ForwardConfig
 from trinity_db.trainer.recipes.optimizers import NEEDS_WHOLE, AdamW, OptimizerConfig
 from trinity_db.trainer.recipes.parser import composed, composition_of
 from trinity_db.trainer.recipes.recipes import (
+    ExternalConfig,
     LabelsConfig,
     MixConfig,
     PolicyGradientConfig,
@@ -30,7 +31,8 @@ AlgorithmConfig = Annotated[
     | Annotated[PreferenceConfig, Tag("preference")]
     | Annotated[RewardModelConfig, Tag("reward_model")]
     | Annotated[LabelsConfig, Tag("labels")]
-    | Annotated[SupervisedConfig, Tag("supervised")],
+    | Annotated[SupervisedConfig, Tag("supervised")]
+    | Annotated[ExternalConfig, Tag("external")],
     Discriminator(lambda value: composition_of(value)),
     BeforeValidator(composed),
 ]

@@ -10,12 +10,22 @@ if TYPE_CHECKING:
     from trinity_db.api.query import Query
     from trinity_db.api.run import Run
     from trinity_db.api.store import Store, connect
+    from trinity_db.api.trainer import Batch, LeaseLost, SetBack, Trainer
 
 __version__ = "0.1.0"
 
-__all__ = ["Query", "Run", "Store", "connect"]
+__all__ = ["Batch", "LeaseLost", "Query", "Run", "SetBack", "Store", "Trainer", "connect"]
 
-_MODULES = {"Query": "query", "Run": "run", "Store": "store", "connect": "store"}
+_MODULES = {
+    "Batch": "trainer",
+    "LeaseLost": "trainer",
+    "Query": "query",
+    "Run": "run",
+    "SetBack": "trainer",
+    "Store": "store",
+    "Trainer": "trainer",
+    "connect": "store",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -145,6 +145,10 @@ class Store:
         """Start it by torchrun, as several processes."""
         return self._start([*TORCHRUN, "--nproc-per-node", str(count), "-m", "trinity_db", *arguments], {})
 
+    def start_python(self, *arguments: str | Path) -> Process:
+        """Start a Python program of a user's."""
+        return self._start([sys.executable, *arguments], {})
+
     def _start(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> Process:
         folder = self.folder / f"command-{next(_numbers)}"
         folder.mkdir()

@@ -52,6 +52,10 @@ def test_only_explored_groups_wait_for_a_reward(read: Any) -> None:
         (ONLINE, "trainer.max_length=9", "trainer.max_length"),
         (OFFLINE, "taskset=tasks", "taskset"),
         (OFFLINE, "explorers=2", "explorers"),
+        *(
+            (ONLINE.replace("{name: grpo}", "external"), f"trainer.{key}={value}", f"trainer.{key}")
+            for key, value in {"learning_rate": 1e-3, "lora": "{}", "checkpoints": "a", "epochs": 2}.items()
+        ),
     ],
 )
 def test_a_key_that_the_run_would_not_read_is_refused(read: Any, text: str, override: str, key: str) -> None:
@@ -62,6 +66,18 @@ def test_what_says_the_same_as_nothing_is_left_out_already(read: Any) -> None:
     online = read(ONLINE, "data=[]", "holdout=0", "trainer.epochs=1", "trainer.eval_every=null")
     assert online == read(ONLINE)
     assert read(OFFLINE, "taskset=null", "trainer.steps=null") == read(OFFLINE)
+
+
+def test_a_program_that_trains_reads_what_concerns_its_batches(read: Any) -> None:
+    online = ONLINE.replace("{name: grpo}", "{name: external, advantage: leave_one_out}")
+    config = read(online, "trainer.batch_size=2", "trainer.publish_every=3", "max_uses=2", "sampler=newest")
+    assert (config.is_external, config.is_online, config.algorithm.draws) == (True, True, "groups")
+    assert not config.attempts_need_reward
+    pairs = OFFLINE.replace("sft", "{name: external, draws: pairs}")
+    assert not read(pairs, "trainer.epochs=2", "trainer.max_length=9").is_online
+    wrong = mistake(read, pairs, "algorithm.advantage=leave_one_out")
+    assert wrong.endswith("draws: pairs has no groups to compare rewards in: leave out advantage")
+    assert "'groups', 'rows' or 'pairs'" in mistake(read, pairs, "algorithm.draws=labels")
 
 
 def test_a_mix_reads_the_keys_of_imported_rows(read: Any) -> None:

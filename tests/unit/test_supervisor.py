@@ -27,6 +27,8 @@ ARCHIVING: dict[str, Any] = {"processors": {"archive": {}}}
         (ONLINE, ["explore", "process", "train"]),
         (ONLINE | ARCHIVING, ["explore", "process", "train"]),
         (ONLINE | {"explorers": 3}, ["explore", "explore-2", "explore-3", "process", "train"]),
+        (ONLINE | {"algorithm": "external"}, ["explore", "process"]),
+        (OFFLINE | {"algorithm": {"name": "external", "draws": "rows"}}, []),
         (OFFLINE, ["train"]),
         (OFFLINE | ARCHIVING, ["process", "train"]),
         (OFFLINE | REMOVING, ["process", "train"]),

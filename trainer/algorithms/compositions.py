@@ -1,5 +1,6 @@
 """Creates the algorithm of a configuration: finds the composition of a recipe."""
 
+from trinity_db.trainer.algorithms.external import External
 from trinity_db.trainer.algorithms.interface import Algorithm
 from trinity_db.trainer.algorithms.labels import Labels
 from trinity_db.trainer.algorithms.mixed import Mixed
@@ -9,6 +10,7 @@ from trinity_db.trainer.algorithms.reward_model import RewardModel
 from trinity_db.trainer.algorithms.supervised import Supervised
 from trinity_db.trainer.config import AlgorithmConfig
 from trinity_db.trainer.recipes.recipes import (
+    ExternalConfig,
     LabelsConfig,
     MixConfig,
     PolicyGradientConfig,
@@ -27,6 +29,8 @@ def create(config: AlgorithmConfig) -> Algorithm:
         return Mixed(config)
     if isinstance(config, PolicyGradientConfig):
         return PolicyGradient(config)
+    if isinstance(config, ExternalConfig):
+        return External(config)
     if isinstance(config, LabelsConfig):
         return Labels(config)
     if isinstance(config, RewardModelConfig):

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from trinity_db.config.base import Settings, hint, sections_below
 from trinity_db.trainer.recipes.recipes import (
     RECIPES,
+    ExternalConfig,
     LabelsConfig,
     MixConfig,
     PolicyGradientConfig,
@@ -55,6 +56,8 @@ def composition_of(value: Any) -> str:
         return "mix"
     if isinstance(recipe, PolicyGradientConfig):
         return "policy_gradient"
+    if isinstance(recipe, ExternalConfig):
+        return "external"
     if isinstance(recipe, LabelsConfig):
         return "labels"
     if isinstance(recipe, RewardModelConfig):

@@ -1,11 +1,12 @@
 """Named algorithms, each defined in a few lines by its parts, and the six ways to compose parts.
 
 A composition defines which kinds of parts there are and how batches are drawn; a recipe is a composition with
-chosen parts. The configuration can replace any part of a recipe and change any option.
+chosen parts. The configuration can replace any part of a recipe and change any option. A seventh composition,
+`external`, has no loss: a program of the user's trains.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -222,8 +223,37 @@ class SupervisedConfig(Settings):
         return "rows" if self.reward_above is None else "groups"
 
 
+class ExternalConfig(Settings):
+    """Learns in a program of yours, which draws batches and publishes versions with `store.trainer`
+    (docs/guides/python.md). `trinity-db run` starts no trainer."""
+
+    name: str = "external"
+    """Recipe that these settings started from."""
+    draws: Literal["groups", "rows", "pairs"] = "groups"
+    """Content of a batch: rollout groups, imported rows, or pairs of a chosen and a rejected response."""
+    advantage: Advantage = _advantage("group")
+    """Advantage of a response over its baseline, for rollout groups; computed at the draw."""
+
+    @model_validator(mode="after")
+    def only_groups_have_advantages(self) -> Self:
+        if self.draws != "groups" and self.advantage != _advantage("group"):
+            raise ValueError(f"draws: {self.draws} has no groups to compare rewards in: leave out advantage")
+        return self
+
+    @property
+    def reads_rewards(self) -> bool:
+        """Whether rows without a reward are useless."""
+        return self.advantage.name != "zero"
+
+
 Composition = (
-    PolicyGradientConfig | MixConfig | PreferenceConfig | RewardModelConfig | LabelsConfig | SupervisedConfig
+    PolicyGradientConfig
+    | MixConfig
+    | PreferenceConfig
+    | RewardModelConfig
+    | LabelsConfig
+    | SupervisedConfig
+    | ExternalConfig
 )
 
 RECIPES: dict[str, Composition] = {
@@ -280,6 +310,7 @@ RECIPES: dict[str, Composition] = {
     "sft": SupervisedConfig(),
     "dft": SupervisedConfig(loss=_tokens("dft")),
     "raft": SupervisedConfig(reward_above=0.0),
+    "external": ExternalConfig(),
 }
 """Recipes by name."""
 
@@ -292,7 +323,7 @@ def compares_with_greedy(algorithm: Composition) -> bool:
     Raises:
         ConfigError: if a user's own advantage does not exist, or its signature is invalid.
     """
-    if not isinstance(algorithm, PolicyGradientConfig):
+    if not isinstance(algorithm, PolicyGradientConfig | ExternalConfig):
         return False
     return "greedy" in part("advantage", algorithm.advantage).columns
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, get_args
@@ -13,6 +13,7 @@ from trinity_db.api.importing import import_of
 from trinity_db.api.query import Query
 from trinity_db.api.reading import arrow_needed
 from trinity_db.api.run import Run
+from trinity_db.api.trainer import Trainer, open_trainer
 from trinity_db.config.base import hint
 from trinity_db.data.exporter import export_rows
 from trinity_db.data.records.records import Kind
@@ -153,6 +154,31 @@ class Store:
         defaults = {"name": "human", "source": "human", "by": None, "weight": 1.0}
         return rewards.record(self._writer, [rewards.judgement({**defaults, **row}) for row in rows])
 
+    def trainer(
+        self,
+        run: str,
+        *,
+        checkpoints: str | Path | None = None,
+        from_start: bool = False,
+        from_version: int | None = None,
+    ) -> Trainer:
+        """Train a run with `algorithm: external` in a loop of your own, in a `with` block.
+
+        The run continues from its latest whole checkpoint. Batches that it does not include are given back.
+
+        Args:
+            checkpoints: folder of versions and checkpoints, in which each run has a folder. None:
+                `checkpoints` in TRINITY_DB_HOME.
+            from_start: if all checkpoints of the run are damaged, train again from the starting model.
+            from_version: continue from the checkpoint of a version that the server has lost.
+
+        Entering the block raises:
+            ConfigError: if the run has a live trainer, or another algorithm.
+            NotFound: with the most similar name.
+        """
+        self._check_writes()
+        return Trainer(partial(open_trainer, self._url, run, checkpoints, from_start, from_version))
+
     def close(self) -> None:
         """Close the connections of this thread."""
         self._reader.close()
@@ -166,9 +192,12 @@ class Store:
 
     @cached_property
     def _writer(self) -> Database:
+        self._check_writes()
+        return open_database(url=self._url)  # one for all threads; each has its own connection
+
+    def _check_writes(self) -> None:
         if self._is_read_only:
             raise TrinityError("This store is open for reading: use trinity_db.connect(read_only=False).")
-        return open_database(url=self._url)  # one for all threads; each has its own connection
 
     def __enter__(self) -> Self:
         return self

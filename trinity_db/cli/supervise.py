@@ -110,7 +110,7 @@ def run(
             raise ConfigError(
                 "explorer.workflow: served: agents would not know the node of the endpoint; leave out --ray."
             )
-        if address is None:
+        if address is None and not config.is_external:
             disk.check_need(config)
         database, run_row = joining.open_run(config, change)
         asked_before = joining.decide(database, lambda tx: stopping.asked_at(tx, run_row.id))
@@ -119,6 +119,8 @@ def run(
 
             if not run_processors(config, drain=True):
                 raise KeyboardInterrupt
+        if config.is_external:
+            logger.info("waits for your program, which trains run '%s' (docs/guides/python.md)", config.name)
         processes = processes_of(config, arguments, once)
         children = in_cluster.actors(config, processes, database, run_row) if address else processes
         shown = nullcontext() if quiet else first_task.logged(database, run_row, config)
@@ -138,13 +140,14 @@ def roles_of(config: RunConfig) -> dict[str, str]:
     """Return the processes that a run needs, by name, with the role of each.
 
     Online: explorers, processors and the trainer. Offline: the trainer, and processors if they archive or
-    remove old rows.
+    remove old rows. Without the trainer if a program outside of trinity-db trains.
     """
+    trainer = {} if config.is_external else {"train": "train"}
     if config.is_online:
         first = "serve" if config.explorer.is_served else "explore"
         others = {f"explore-{number}": "explore" for number in range(2, config.explorers + 1)}
-        return {"explore": first, **others, "process": "process", "train": "train"}
-    return {"process": "process", "train": "train"} if config.processors.works_offline else {"train": "train"}
+        return {"explore": first, **others, "process": "process", **trainer}
+    return {"process": "process", **trainer} if config.processors.works_offline else trainer
 
 
 def processes_of(config: RunConfig, arguments: Sequence[str], once: Sequence[str] = ()) -> list[Process]:

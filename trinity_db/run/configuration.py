@@ -14,6 +14,7 @@ from trinity_db.processors.config import PeopleConfig, ProcessorsConfig
 from trinity_db.ray.config import RayConfig
 from trinity_db.trainer.config import AlgorithmConfig, FifoConfig, MixedConfig, SamplerConfig, TrainerConfig
 from trinity_db.trainer.recipes.recipes import (
+    ExternalConfig,
     LabelsConfig,
     MixConfig,
     PolicyGradientConfig,
@@ -78,7 +79,8 @@ class RunConfig(Settings):
     reinforce, reinforce_plus_plus, reinforce_plus_plus_baseline, ppo, a2c, gspo, cispo, sapo, opmd, asymre,
     sppo, topr, rec, remax, multi_step_grpo, gigpo, on_policy_distillation, raft, and policy_gradient for your
     own; with imported rows in addition mix and chord; offline: sft, dft, dpo, orpo, simpo, cpo, kto,
-    reward_model, and, on groups of other runs, all online ones except mix and chord."""
+    reward_model, and, on groups of other runs, all online ones except mix and chord. external: a program of
+    yours trains (docs/guides/python.md)."""
     sampler: Annotated[SamplerConfig, Change.DATED] = FifoConfig()
     """Which ready rollout groups a step takes (online runs): fifo, newest, uniform, prioritized, stratified,
     mix or sql, by name or with options."""
@@ -158,6 +160,8 @@ class RunConfig(Settings):
         )
         for key in self._unread:
             if _at_defaults(dumped, [key]) != dumped:
+                if key in _OF_BUILT_IN_TRAINER:
+                    raise ValueError(f"algorithm external trains in a program of yours: leave out {key}")
                 raise ValueError(f"algorithm {self.algorithm.name} trains on {trained_on}: leave out {key}")
         return self
 
@@ -310,9 +314,15 @@ class RunConfig(Settings):
         return self.algorithm.draws == "groups" and not self.adopts_groups
 
     @property
+    def is_external(self) -> bool:
+        """Whether a program outside of trinity-db trains."""
+        return isinstance(self.algorithm, ExternalConfig)
+
+    @property
     def attempts_need_reward(self) -> bool:
         """Whether an attempt must bring its reward: the algorithm reads it, and nothing else gives one."""
-        reads = not isinstance(self.algorithm, PolicyGradientConfig) or self.algorithm.reads_rewards
+        algorithm = self.algorithm
+        reads = not isinstance(algorithm, PolicyGradientConfig | ExternalConfig) or algorithm.reads_rewards
         return self.is_online and reads and not (self.processors.may_reward or self.requires_reward)
 
     @property
@@ -340,6 +350,10 @@ class RunConfig(Settings):
     @property
     def _unread(self) -> tuple[str, ...]:
         """Keys that this kind of run does not read."""
+        return (*self._unread_rows, *(_OF_BUILT_IN_TRAINER if self.is_external else ()))
+
+    @property
+    def _unread_rows(self) -> tuple[str, ...]:
         if self.adopts_groups:
             return ("taskset", "explorers", "evaluation", "holdout", "trainer.eval_every")
         if not self.is_online:
@@ -389,6 +403,12 @@ class RunConfig(Settings):
 
 PER_PROCESS = tuple(marked(RunConfig, Change.PER_PROCESS))
 """Keys that each process of a run sets for itself; documented as "May change during a run"."""
+
+_READ_BY_PROGRAM = ("steps", "epochs", "batch_size", "publish_every", "max_length")
+_OF_BUILT_IN_TRAINER = tuple(
+    f"trainer.{name}" for name in TrainerConfig.model_fields if name not in _READ_BY_PROGRAM
+)
+"""Keys that a run without our trainer does not read. Its program and its explorers read the others."""
 
 _DEFAULTS: dict[str, Any] = {
     "taskset": None,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
+from trinity_db.errors import ConfigError
 from trinity_db.postgres.connection import Database
 from trinity_db.run import joining
 from trinity_db.run.checks import check_weights
@@ -26,6 +27,11 @@ def run_trainer(
     """Run the trainer until the last step or a signal. See `Allowed` for the first two options."""
     from trinity_db.models import check_source
 
+    if config.is_external:
+        raise ConfigError(
+            f"Run '{config.name}' (algorithm external) is trained by a program of yours: "
+            "trinity_db.connect(read_only=False).trainer(...), see docs/guides/python.md."
+        )
     config = joining.pinned(config)
     check_source(config.model)  # before the imports: it names a missing extra
     from trinity_db.run.trainer_setup import trainer_setup

@@ -32,8 +32,8 @@ class Mark:
 class SetBack(TrinityError):
     """Raised if the store's version or last step differs from the trainer's: the server has lost commits."""
 
-    def __init__(self) -> None:
-        super().__init__("The server has lost steps that it had committed; start the trainer again.")
+    def __init__(self, remedy: str = "start the trainer again.") -> None:
+        super().__init__(f"The server has lost steps that it had committed; {remedy}")
 
 
 @dataclass(frozen=True)
