@@ -124,8 +124,8 @@ def test_every_point_of_an_undisturbed_run_was_survived(killed: Lives, undisturb
     # Among them what the promises rest on, and what only a run that was killed comes to.
     for point in (
         "draw_batch: lease_experiences",
-        "Hold.commit: record_metrics, before COMMIT",
-        "Hold.commit: record_metrics, after COMMIT",
+        "Trainer._work: record_metrics, before COMMIT",
+        "Trainer._work: record_metrics, after COMMIT",
         "publish: fsync model.safetensors",
         "publish: os.rename",
         "checkpoint: os.mkdir",
