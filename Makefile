@@ -57,7 +57,7 @@ test-sinks: $(VENV)/.sinks ## Weights & Biases and MLflow receive the metric tab
 test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments $(VERIFIERS)/.verifiers ## Play environments of Gymnasium, TextArena and others (about a minute)
 	$(BIN)/python -m pytest tests/others/environments
 
-test-agents: $(VENV)/.test $(AGENTS)/.agents $(AGENTS)/.npm ## Agents of frameworks and of the command line, such as claude and codex, ask a policy (about three minutes)
+test-agents: $(VENV)/.test $(AGENTS)/.agents $(AGENTS)/.npm ## Agents of frameworks and of the command line, such as claude and codex, and lm-eval ask a policy (about four minutes)
 	$(BIN)/python -m pytest tests/others/agents
 
 test-objects: $(VENV)/.test $(AZURITE)/.azurite ## Weights and checkpoints in an emulator of Azure's object store (about a minute); needs npm
