@@ -10,12 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.others.gpu import fake_cuda
 from tests.others.gpu.models import rows
-from tests.support.recipes import recipe
+from tests.support.recipes import WITH_A_LOSS, recipe
 from trinity_db.trainer.learner import gathered_columns
-from trinity_db.trainer.recipes.recipes import RECIPES
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", WITH_A_LOSS)
 def test_a_loss_stays_on_the_device_of_its_rows(name: str) -> None:
     devices = {what: share.device.type for what, share in fake_cuda.shares(recipe(name)).items()}
     assert set(devices.values()) == {fake_cuda.DEVICE}, devices

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.recipes import recipe
+from tests.support.recipes import WITH_A_LOSS, recipe
 from trinity_db.arrays.codec import Payload
 from trinity_db.config.shared import ScratchConfig
 from trinity_db.models import build_scratch
@@ -15,7 +15,6 @@ from trinity_db.store.metrics import Outcomes
 from trinity_db.trainer.config import AlgorithmConfig, TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
-from trinity_db.trainer.recipes.recipes import RECIPES
 from trinity_db.trainer.rows.step_metrics import of_rollouts, of_time
 
 TEXT = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()
@@ -35,7 +34,7 @@ OTHERS = {
     "masked": recipe("cispo", mask_clipped=True),
     "adaptive": recipe("grpo", kl={"name": "k3", "coefficient": 0.1, "target": 0.01}),
 }
-ALGORITHMS = {name: recipe(name) for name in RECIPES} | OTHERS
+ALGORITHMS = {name: recipe(name) for name in WITH_A_LOSS} | OTHERS
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ def test_of_two_reward_functions_of_one_name_none_is_lost_in_silence(read: Any) 
 
 
 def test_no_step_can_be_computed_at_temperature_zero(read: Any) -> None:
-    assert "explorer.temperature: Input should be greater than 0" in mistake(
+    assert "explorer.temperature: Input should be greater than or equal to 0.01" in mistake(
         read, ONLINE, "explorer.temperature=0"
     )
 
