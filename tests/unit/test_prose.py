@@ -4,6 +4,7 @@ import ast
 import io
 import os
 import re
+import shutil
 import subprocess
 import tokenize
 from collections.abc import Iterator
@@ -60,11 +61,11 @@ def test_a_text_of_the_old_kind_is_found() -> None:
 
 
 def test_commit_subjects_are_short() -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("this is no checkout of git")
+    if not (shutil.which("git") and (ROOT / ".git").exists()):
+        pytest.skip("needs git and a clone")
     here = Path(__file__).relative_to(ROOT).as_posix()
     added = git("log", "--diff-filter=A", "--format=%H", "--", here)
-    subjects = git("log", "--format=%s", f"{added[-1]}..") if added else []
+    subjects = git("log", "--no-merges", "--format=%s", f"{added[-1]}..") if added else []
     assert [subject for subject in subjects if len(subject) > SUBJECT] == []
 
 
@@ -108,5 +109,6 @@ def constant(node: ast.expr) -> Iterator[str]:
 
 def git(*arguments: str) -> list[str]:
     """The lines that git prints."""
-    done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=True)
+    command = ["git", "-c", "safe.directory=*", "-C", ROOT, *arguments]  # the clone may be another user's
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
