@@ -31,7 +31,7 @@ help: ## Show this list
 demo: $(VENV)/.demo ## Train a small model from random weights with all three roles (about two minutes)
 	$(BIN)/trinity-db demo
 
-demo-llm: $(VENV)/.demo ## Teach the pretrained SmolLM2-135M to add (93 MB download, about fifteen minutes)
+demo-llm: $(VENV)/.demo ## Teach the pretrained SmolLM2-135M to add (93 MB download, four to fifteen minutes)
 	$(BIN)/trinity-db demo --model smollm2
 
 test: $(VENV)/.test ## Run every test that takes seconds, on up to four cores
