@@ -109,6 +109,7 @@ def constant(node: ast.expr) -> Iterator[str]:
 
 def git(*arguments: str) -> list[str]:
     """The lines that git prints."""
-    command = ["git", "-c", "safe.directory=*", "-C", ROOT, *arguments]  # the clone may be another user's
+    # The clone may be another user's.
+    command = ["git", "-c", "safe.directory=*", "-C", str(ROOT), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
