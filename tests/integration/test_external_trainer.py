@@ -258,6 +258,11 @@ def test_a_program_continues_from_the_newest_whole_checkpoint(
         assert trainer.draw() is None
 
 
+def test_a_trainer_works_in_its_block_only(store: trinity_db.Store) -> None:
+    with pytest.raises(TrinityError, match=r"use `with store\.trainer\(run\) as trainer`"):
+        store.trainer("sums").draw()
+
+
 def test_a_run_has_one_trainer_and_one_that_was_replaced_saves_nothing(
     open_run: Open, store: trinity_db.Store
 ) -> None:

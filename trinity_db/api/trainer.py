@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
-from trinity_db.errors import ConfigError, LeaseLost
+from trinity_db.errors import ConfigError, LeaseLost, TrinityError
 from trinity_db.postgres.opening import open_database
 from trinity_db.schema.states import RunKind
 from trinity_db.store import batches, runs
@@ -110,7 +110,13 @@ class Trainer:
 
     def __init__(self, open: Callable[[], "ExternalTrainer"]) -> None:
         self._open = open
-        self._inner: ExternalTrainer
+        self._opened: ExternalTrainer | None = None
+
+    @property
+    def _inner(self) -> "ExternalTrainer":
+        if self._opened is None:
+            raise TrinityError("The run has no trainer yet: use `with store.trainer(run) as trainer`.")
+        return self._opened
 
     @property
     def step(self) -> int:
@@ -175,7 +181,7 @@ class Trainer:
         return _explaining(self._inner.checkpoint())
 
     def __enter__(self) -> Self:
-        self._inner = self._open()
+        self._opened = self._open()
         return self
 
     def __exit__(
