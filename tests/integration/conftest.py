@@ -1,5 +1,6 @@
 """A run to play with. The tests of a file share a database, as a new one takes longer than a test."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -37,6 +38,9 @@ def database(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def scene(shared_database: Database) -> Iterator[Scene]:
     """A run at version 0 over eight tasks."""
     yield Scene.open(shared_database)
+    for thread in threading.enumerate():  # a trainer that stops does not wait for the conversion of versions
+        if thread.name == "deltas":
+            thread.join()
     with shared_database.transaction() as tx:
         tx.execute("DELETE FROM trinity.run")
         tx.execute("DELETE FROM trinity.taskset")
