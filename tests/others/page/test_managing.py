@@ -149,6 +149,7 @@ def test_a_run_is_started_outlives_the_page_is_stopped_and_prolonged(
     _, visit = open_page("--by", "ann")
     visit.open("/run/small")
     press(visit.page, "Stop")
+    expect(visit.page.get_by_role("button", name="Keep it running")).to_be_focused()  # before it moves again
     press(visit.page, "Stop it")
     expect(visit.page.get_by_text("Stopped. To continue")).to_be_visible()
     assert alive(database, "small") == []
