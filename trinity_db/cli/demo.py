@@ -89,15 +89,13 @@ def demo(
 
     check_libraries("torch", "transformers", "matplotlib")
     started = time.monotonic()
-    # Loading torch takes seconds; it overlaps with the start of the store and of the run.
-    threading.Thread(
-        target=importlib.import_module, args=("trinity_db.explorer.engines.transformers_engine",), daemon=True
-    ).start()
     if model is None:
+        _load_engine_aside()
         database = open_database()
         summary, last = _reversal(database, home() / "demo"), "Accuracy on held-out numbers"
     else:
-        folder = _model_folder(model)
+        folder = _model_folder(model)  # converting a model loads transformers, which two threads must not do
+        _load_engine_aside()
         database = open_database()
         summary, last = _addition(database, home() / "demo", folder), "Reward on held-out questions"
     summary |= {**_counts(database, summary["run"]), "seconds": round(time.monotonic() - started, 1)}
@@ -105,6 +103,12 @@ def demo(
         print(json.dumps(summary))
     else:
         _print_summary(summary, last)
+
+
+def _load_engine_aside() -> None:
+    """Load torch, which takes seconds, while the store and the run start."""
+    module = "trinity_db.explorer.engines.transformers_engine"
+    threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
 
 
 def _reversal(database: Any, folder: Path) -> dict[str, Any]:
