@@ -1,6 +1,7 @@
 """How often a step asks its models: no more often than its recipe needs, and with the same result."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.support.recipes import recipe
 from trinity_db.arrays.codec import Payload
 from trinity_db.config.shared import ScratchConfig
 from trinity_db.models import build_scratch
+from trinity_db.models.lazy_weights import UnreadModel
+from trinity_db.models.loading import load_model
 from trinity_db.trainer.config import TrainerConfig
 from trinity_db.trainer.learner.gathered_columns import Batch
 from trinity_db.trainer.learner.learner import Learner
@@ -139,3 +142,10 @@ def test_the_start_of_a_step_is_the_same_from_the_pass_with_gradient(
         return
     assert ends[0][0] == ends[1][0]
     assert torch.equal(ends[0][1], ends[1][1])
+
+
+@pytest.mark.parametrize("load", [load_model, UnreadModel])
+def test_a_loaded_model_does_not_attend_with_cudnn(model: Path, load: Callable[[Path], object]) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load(model)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]

@@ -97,7 +97,12 @@ def model_class(config: Any) -> Any:
 
 
 def prepared(model: Any) -> Any:
-    """Prepare a new transformers model: apply its configuration's limits and freeze its vision part."""
+    """Prepare a new transformers model: apply its configuration's limits and freeze its vision part.
+
+    From then on torch computes attention in this process without cuDNN, which plans each new shape for up to
+    a second; rows and decoding have new shapes all the time.
+    """
+    library("torch").backends.cuda.enable_cudnn_sdp(False)
     limit_as_configured(model)
     if sees_as_well(model.config):
         model.requires_grad_(False)
