@@ -90,12 +90,13 @@ def demo(
     check_libraries("torch", "transformers", "matplotlib")
     started = time.monotonic()
     if model is None:
-        _load_engine_aside()
+        _load_engine_in_background()
         database = open_database()
         summary, last = _reversal(database, home() / "demo"), "Accuracy on held-out numbers"
     else:
-        folder = _model_folder(model)  # converting a model loads transformers, which two threads must not do
-        _load_engine_aside()
+        # A conversion loads transformers, which two threads must not do at a time.
+        folder = _model_folder(model)
+        _load_engine_in_background()
         database = open_database()
         summary, last = _addition(database, home() / "demo", folder), "Reward on held-out questions"
     summary |= {**_counts(database, summary["run"]), "seconds": round(time.monotonic() - started, 1)}
@@ -105,7 +106,7 @@ def demo(
         _print_summary(summary, last)
 
 
-def _load_engine_aside() -> None:
+def _load_engine_in_background() -> None:
     """Load torch, which takes seconds, while the store and the run start."""
     module = "trinity_db.explorer.engines.transformers_engine"
     threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()

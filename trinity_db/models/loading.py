@@ -99,8 +99,8 @@ def model_class(config: Any) -> Any:
 def prepared(model: Any) -> Any:
     """Prepare a new transformers model: apply its configuration's limits and freeze its vision part.
 
-    From then on torch computes attention in this process without cuDNN, which plans each new shape for up to
-    a second; rows and decoding have new shapes all the time.
+    It also switches off cuDNN's attention in this process. cuDNN makes a plan for each new shape, in up to a
+    second, and most micro-batches and decoded tokens have a new shape.
     """
     library("torch").backends.cuda.enable_cudnn_sdp(False)
     limit_as_configured(model)
