@@ -15,6 +15,7 @@ import trinity_db
 from tests.support.documents import ROOT, of_page
 from tests.support.postgres import by_login, execute
 from tests.support.rows import Scene
+from trinity_db.api import spool
 from trinity_db.errors import (
     ConfigError,
     ImportFileError,
@@ -70,6 +71,29 @@ def test_arrays_are_those_that_the_policy_sampled(scene: Scene, store: trinity_d
     ]
     execute(scene.database.url, "UPDATE trinity.payload SET data = NULL, pruned_at = now()")
     assert rows.to_arrow()["token_ids"].null_count == 4
+
+
+def test_batches_of_long_rows_end_at_a_number_of_bytes(
+    scene: Scene, store: trinity_db.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = "SELECT n, repeat('x', CASE WHEN n <= 200 THEN 1 ELSE 2000000 END) AS text"
+    rows = store.sql(f"{lengths} FROM generate_series(1, 300) AS n")
+    numbers: list[int] = []
+    for batch in rows.to_batches():
+        numbers += batch["n"].to_pylist()
+        # A piece that follows short rows may have PIECE_ROWS long ones.
+        assert batch.nbytes <= spool.BATCH_BYTES + spool.PIECE_ROWS * 2_000_100
+    assert numbers == list(range(1, 301))
+    long = [batch.num_rows for batch in rows.where("n > 240").to_batches()]
+    assert len(long) == 2
+    assert long[0] * 2_000_000 < spool.BATCH_BYTES + spool.PIECE_BYTES
+    scene.make_ready(3)
+    monkeypatch.setattr(spool, "BATCH_BYTES", 2 * 5 * spool.TOKEN_BYTES)
+    monkeypatch.setattr(spool, "FIRST_ROWS", 1)
+    monkeypatch.setattr(spool, "PIECE_ROWS", 1)
+    arrays = store.run("run").experiences(arrays=True).select("id").to_batches()
+    tokens = [batch["token_ids"].to_pylist() for batch in arrays]
+    assert tokens == [[[0, 1, 2, 3, 4]] * 2] * 3
 
 
 def test_rows_of_a_step_have_the_numbers_of_its_draw(scene: Scene, store: trinity_db.Store) -> None:

@@ -66,9 +66,10 @@ class Query:
         return replace(self._as_source(), _limit=int(number))
 
     def to_batches(self, batch_size: int = CHUNK_ROWS) -> "pa.RecordBatchReader":
-        """Read the rows as Arrow record batches of at most so many rows.
+        """Read the rows as Arrow record batches of so many rows, or fewer if they are long.
 
         All rows are from one snapshot. A large result is in a temporary file; a batch at a time is in memory.
+        A batch ends when it has 64 MiB.
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; it must be at least 1.")
@@ -118,7 +119,8 @@ class Query:
 
         def consume(answer: Answer) -> list[dict[str, Any]]:
             names = [column.name for column in answer.columns]
-            return [dict(zip(names, row, strict=True)) for rows in answer.chunks for row in rows]
+            chunks = iter(lambda: answer.fetch(CHUNK_ROWS), [])
+            return [dict(zip(names, row, strict=True)) for rows in chunks for row in rows]
 
         return self._told(lambda: read(self._database, self._statement(), self._seconds, consume))
 

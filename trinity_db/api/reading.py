@@ -23,7 +23,7 @@ ARRAYS = {"token_ids": "int32", "action_mask": "bool", "logprobs": "float32", "v
 CHUNK_ROWS = 4_096  # rows in memory at a time; a row has kilobytes of text
 
 Result = TypeVar("Result")
-Chunks = Iterator[Sequence[tuple[Any, ...]]]
+Rows = Sequence[tuple[Any, ...]]
 
 
 class Answer(NamedTuple):
@@ -31,16 +31,11 @@ class Answer(NamedTuple):
 
     tx: Transaction
     columns: Sequence[Column]
-    chunks: Chunks
+    fetch: Callable[[int], Rows]
+    """Returns at most so many further rows; none after the last."""
 
 
-def read(
-    database: Database,
-    statement: Bound,
-    seconds: float,
-    consume: Callable[[Answer], Result],
-    chunk_rows: int = CHUNK_ROWS,
-) -> Result:
+def read(database: Database, statement: Bound, seconds: float, consume: Callable[[Answer], Result]) -> Result:
     """Run a SELECT, and pass its rows to `consume`, which is called again if the connection is lost.
 
     Args:
@@ -60,8 +55,7 @@ def read(
                 cursor.execute(statement.text.encode(), dict(statement.values))
                 assert cursor.pgresult is not None
                 columns = columns_of(cursor.pgresult)
-                chunks = iter(lambda: cursor.fetchmany(chunk_rows), [])
-                return consume(Answer(tx, columns, chunks))
+                return consume(Answer(tx, columns, cursor.fetchmany))
 
     return database.retry(attempt, give_up=lambda: time.monotonic() > deadline)
 

@@ -6,18 +6,24 @@ result needs much memory.
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from trinity_db.api.conditions import Bound
-from trinity_db.api.reading import ARRAYS, Answer, read
+from trinity_db.api.reading import ARRAYS, Answer, Rows, read
 from trinity_db.arrays import codec
 from trinity_db.insight import arrow
 from trinity_db.postgres.connection import Database
 from trinity_db.store import payloads
+
+BATCH_BYTES = 64 * 2**20  # a batch ends here; the offsets of a column have 31 bits
+PIECE_BYTES = 8 * 2**20  # fetched at a time, if the rows are as long as those before
+FIRST_ROWS = 8  # fetched first, as the length of rows is unknown
+PIECE_ROWS = 128  # fetched at a time, at most: 1 GiB if they suddenly are the longest that can be imported
+TOKEN_BYTES = 13  # of a token in the arrays
 
 _ARRAYS = pa.schema([pa.field(name, pa.list_(pa.type_for_alias(kind))) for name, kind in ARRAYS.items()])
 _PACKED = pa.schema(
@@ -50,9 +56,9 @@ def record_batches(
 
     def consume(answer: Answer) -> tuple[pa.Schema, pa.RecordBatchReader]:
         schema = arrow.schema_of(answer.columns)
-        return schema, _spooled(answer, schema, arrays_of)
+        return schema, _spooled(answer, schema, arrays_of, batch_size)
 
-    schema, reader = read(database, statement, seconds, consume, batch_size)
+    schema, reader = read(database, statement, seconds, consume)
     if arrays_of is None:
         return reader
     fields = [field for field in schema if not (drop and field.name == arrays_of)]
@@ -60,23 +66,52 @@ def record_batches(
     return pa.RecordBatchReader.from_batches(pa.schema([*fields, *_ARRAYS]), decoded)
 
 
-def _spooled(answer: Answer, schema: pa.Schema, arrays_of: str | None) -> pa.RecordBatchReader:
+def _spooled(
+    answer: Answer, schema: pa.Schema, arrays_of: str | None, batch_size: int
+) -> pa.RecordBatchReader:
     """Write the rows to a file without a name, which ends with the reader."""
-    id_index = None if arrays_of is None else schema.get_field_index(arrays_of)
-    written = schema if id_index is None else pa.schema([*schema, *_PACKED])
+    written = schema if arrays_of is None else pa.schema([*schema, *_PACKED])
     number, path = tempfile.mkstemp(prefix="trinity-db-")
     os.close(number)
     try:
         with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, written) as stream:
-            for rows in answer.chunks:
-                batch = arrow.record_batch(schema, rows)
-                if id_index is not None:
-                    packed = _packed(answer, [row[id_index] for row in rows])
-                    batch = pa.record_batch([*batch.columns, *packed.columns], schema=written)
+            for batch in _batches(answer, schema, arrays_of, batch_size):
                 stream.write_batch(batch)
         return pa.ipc.open_stream(pa.OSFile(path))
     finally:
         os.unlink(path)
+
+
+def _batches(
+    answer: Answer, schema: pa.Schema, arrays_of: str | None, batch_size: int
+) -> Iterator[pa.RecordBatch]:
+    """Fetch rows in pieces, and join these to batches of `batch_size` rows or about BATCH_BYTES."""
+    pieces: list[pa.RecordBatch] = []
+    num_rows, num_bytes, piece_rows = 0, 0, FIRST_ROWS
+    while rows := answer.fetch(min(piece_rows, batch_size - num_rows)):
+        piece, piece_bytes = _piece(answer, schema, arrays_of, rows)
+        pieces.append(piece)
+        num_rows, num_bytes = num_rows + len(rows), num_bytes + piece_bytes
+        piece_rows = max(1, min(PIECE_ROWS, PIECE_BYTES * len(rows) // max(1, piece_bytes)))
+        if num_rows == batch_size or num_bytes >= BATCH_BYTES:
+            yield pa.concat_batches(pieces)
+            pieces, num_rows, num_bytes = [], 0, 0
+    if pieces:
+        yield pa.concat_batches(pieces)
+
+
+def _piece(
+    answer: Answer, schema: pa.Schema, arrays_of: str | None, rows: Rows
+) -> tuple[pa.RecordBatch, int]:
+    """Return rows, with their packed payloads, and their number of bytes once these are decoded."""
+    batch = arrow.record_batch(schema, rows)
+    if arrays_of is None:
+        return batch, batch.nbytes
+    index = schema.get_field_index(arrays_of)
+    packed = _packed(answer, [row[index] for row in rows])
+    tokens = sum(length or 0 for length in packed.column("trinity num_tokens").to_pylist())
+    joined = pa.record_batch([*batch.columns, *packed.columns], pa.schema([*schema, *_PACKED]))
+    return joined, joined.nbytes + TOKEN_BYTES * tokens
 
 
 def _packed(answer: Answer, ids: Sequence[int]) -> pa.RecordBatch:
