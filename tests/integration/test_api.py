@@ -88,12 +88,12 @@ def test_batches_of_long_rows_end_at_a_number_of_bytes(
     assert len(long) == 2
     assert long[0] * 2_000_000 < spool.BATCH_BYTES + spool.PIECE_BYTES
     scene.make_ready(3)
-    monkeypatch.setattr(spool, "BATCH_BYTES", 2 * 5 * spool.TOKEN_BYTES)
+    monkeypatch.setattr(spool, "BATCH_BYTES", 5 * spool.TOKEN_BYTES)
     monkeypatch.setattr(spool, "FIRST_ROWS", 1)
     monkeypatch.setattr(spool, "PIECE_ROWS", 1)
     arrays = store.run("run").experiences(arrays=True).select("id").to_batches()
     tokens = [batch["token_ids"].to_pylist() for batch in arrays]
-    assert tokens == [[[0, 1, 2, 3, 4]] * 2] * 3
+    assert tokens == [[[0, 1, 2, 3, 4]]] * 6
 
 
 def test_rows_of_a_step_have_the_numbers_of_its_draw(scene: Scene, store: trinity_db.Store) -> None:
