@@ -325,6 +325,7 @@ def test_the_examples_of_the_guide_run(scene: Scene, tmp_path: Path, monkeypatch
             exec(compile(block.text, f"{block}", "exec"), namespace)
     assert len(namespace["steps"]) == scene.value("SELECT count(*) FROM trinity.batch")
     assert namespace["table"].num_rows == len(namespace["ds"]) > 0
+    assert len(namespace["rest"]) == len(namespace["ds"]) - 2
     assert namespace["step"]["trained_tokens"].min() > 0
     assert (namespace["summary"].added, namespace["change"].after) == (1, namespace["change"].before + 0.25)
     assert (tmp_path / "sums.parquet").is_file()

@@ -11,6 +11,15 @@ from trinity_db.errors import ConfigError
 Values = Sequence[Any] | Mapping[str, Any]
 
 _numbers = count()
+_SQL = re.compile(
+    r"""
+    \b[eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | "(?:[^"]|"")*" | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$
+    | --[^\n]* | /\*.*?\*/ | (?P<open>\() | (?P<close>\))
+    | (?P<order>(?<!\.)(?<!\bas\s)\b(?:ORDER\s+BY|LIMIT|OFFSET|FETCH)\b)
+    """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+"""What has a meaning for `is_ordered`, and the quoted texts and comments that contain no such thing."""
 _PLACEHOLDER = re.compile(r"%(?:([%s])|\((\w+)\)s)?")
 
 
@@ -64,6 +73,16 @@ def escaped(text: str) -> str:
 def identifier(name: str) -> str:
     """Quote the name of a column."""
     return escaped('"{}"'.format(name.replace('"', '""')))
+
+
+def is_ordered(text: str) -> bool:
+    """Whether a SELECT sorts or limits its rows itself, outside of parentheses."""
+    depth = 0
+    for match in _SQL.finditer(text):
+        depth += (match["open"] is not None) - (match["close"] is not None)
+        if match["order"] and depth == 0:
+            return True
+    return False
 
 
 def _line(text: str) -> str:

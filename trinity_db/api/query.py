@@ -1,15 +1,16 @@
 """Lazy queries: nothing is read before a method that returns rows."""
 
 import html
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from psycopg.errors import UndefinedColumn
 
-from trinity_db.api.conditions import Bound, bind, escaped, identifier
+from trinity_db.api.conditions import Bound, bind, escaped, identifier, is_ordered
 from trinity_db.api.reading import ARRAYS, CHUNK_ROWS, Answer, arrow_needed, needs, read
 from trinity_db.errors import ConfigError, MissingExtra, WrongSelect
+from trinity_db.insight.columns import Column
 from trinity_db.insight.words import cell
 from trinity_db.postgres.connection import Database
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
     import pyarrow as pa
+
+    from trinity_db.api.iterable_dataset import IterableDataset
 
 Result = TypeVar("Result")
 
@@ -111,6 +114,35 @@ class Query:
             raise MissingExtra("hub", "datasets") from error
         return datasets.Dataset(datasets.table.InMemoryTable(self.to_arrow()))
 
+    def to_iterable_dataset(self) -> "IterableDataset":
+        """Return the rows as a torch.utils.data.IterableDataset, which continues where its state says.
+
+        The rows are read in the order of their column `id`, and arrays are arrays of numpy. `state_dict()`
+        and `load_state_dict()` are those that torchdata's StatefulDataLoader calls.
+
+        Raises:
+            ConfigError: if the rows have no such column, or have an order or a limit of their own.
+        """
+        try:
+            import torch  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise needs("torch", "to_iterable_dataset") from error
+        with arrow_needed():
+            from trinity_db.api.iterable_dataset import IterableDataset
+        if self._order or self._limit is not None or is_ordered(self._source.text):
+            raise ConfigError(
+                "An iterable data set reads all rows in the order of their ids, after which it continues: "
+                "leave out the query's own ORDER BY and LIMIT, or use to_dataset()."
+            )
+        kinds = {column.name: column.type for column in self._described(self._source)}
+        if kinds.get("id") not in ("int2", "int4", "int8"):
+            raise ConfigError(
+                "An iterable data set continues after the id of a row, and these rows have no column id of "
+                "whole numbers: select one AS id, or use to_dataset()."
+            )
+        has_id = not self._names or "id" in self._names
+        return IterableDataset(self if has_id else replace(self, _names=(*self._names, "id")), has_id)
+
     def to_list(self) -> list[dict[str, Any]]:
         """Read the rows as dictionaries. Arrays are lists of numbers."""
         if self._arrays_of is not None:
@@ -198,10 +230,11 @@ class Query:
         return Bound(text, values)
 
     def _columns_of(self, statement: Bound) -> list[str]:
+        return [column.name for column in self._described(statement)]
+
+    def _described(self, statement: Bound) -> Sequence[Column]:
         empty = Bound(f"SELECT * {_from(statement)} LIMIT 0", statement.values)
-        return read(
-            self._database, empty, self._seconds, lambda answer: [column.name for column in answer.columns]
-        )
+        return read(self._database, empty, self._seconds, lambda answer: answer.columns)
 
     def _told(self, attempt: Callable[[], Result]) -> Result:
         """Name the columns in the error about an unknown one."""

@@ -107,6 +107,13 @@ class Database:
         """Number of transactions with dropped notifications since the last successful notification."""
         self._quiet_until = -math.inf
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs, which opens connections of its own."""
+        return {name: value for name, value in vars(self).items() if name != "_local"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _local=threading.local())
+
     @contextmanager
     def transaction(self, read_only: bool = False) -> Iterator[Transaction]:
         """Run one transaction: commit at the end, roll back on an error. Never hold it across model work.
