@@ -244,7 +244,7 @@ def test_a_program_continues_from_the_newest_whole_checkpoint(
     with store.trainer("sums", checkpoints=places) as trainer:
         assert (trainer.step, trainer.resume_folder) == (1, places / "sums" / "checkpoint-000001")
     (places / "sums" / "checkpoint-000001" / "state.txt").write_text("damage")
-    with pytest.raises(TrinityError, match="--from-start"), store.trainer("sums", checkpoints=places):
+    with pytest.raises(TrinityError, match="from_start=True"), store.trainer("sums", checkpoints=places):
         pass
     with store.trainer("sums", checkpoints=places, from_start=True) as trainer:
         assert (trainer.step, trainer.resume_folder) == (0, None)

@@ -163,14 +163,14 @@ def test_a_run_can_go_on_from_a_checkpoint_that_the_server_forgot(
     trainer = bench.trainer()  # as after a crash: nothing in memory tells
     asked = (
         r"none of its checkpoints is whole \(version 1\) and the server has lost steps 2 to 6 and versions 2 "
-        r"to 6; restore one of them, or resume from .* with --from-version 6, or train again .* --from-start"
+        r"to 6; restore one of them, or resume from .* --from-version 6 .*, or train again .* --from-start"
     )
     for _ in range(2):
         with pytest.raises(TrinityError, match=asked):
             forgetful.database.retry(trainer.start)
     assert bench.rows(VERSIONS) == [(0, 0), (1, 1)]
     assert bench.rows(SETBACKS) == []
-    with pytest.raises(ConfigError, match=r"--from-version 3: .* has no whole checkpoint of a lost version"):
+    with pytest.raises(ConfigError, match=r"--from-version 3 .*: .* has no whole checkpoint of a"):
         bench.trainer(allowed=Allowed(from_version=3)).start()
     trainer = bench.trainer(allowed=Allowed(from_version=6), publish_every=1)
     trainer.start()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trinity_db.errors import ConfigError
 from trinity_db.store import batches, lost_commits, policies, runs
 from trinity_db.trainer.checkpoints.folder import Publication
-from trinity_db.trainer.checkpoints.run_files import RunFiles
+from trinity_db.trainer.checkpoints.run_files import FROM_START, RunFiles, from_version
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ def adopt(
         newest = policies.latest_version(tx, files.run.id)
     if files_found is None or (base is None and setback is None):
         raise ConfigError(
-            f"--from-version {lost_version}: {files.folder.path} has no whole checkpoint of a lost version "
-            "of that number; leave the option out, or name another."
+            f"{from_version(lost_version)}: {files.folder.path} has no whole checkpoint of a lost version of "
+            "that number; leave it out, or name another."
         )
     known, weights, resumed = files_found
     lost = setback.last_version if setback else None
@@ -85,7 +85,7 @@ def offer(files: RunFiles, setback: lost_commits.Setback) -> str:
         return ""
     return (
         f"; checkpoints that it lost are kept as *.later in {files.folder.path}; to resume from the newest "
-        f"instead, start once with --from-version {newest}"
+        f"instead, start once with {from_version(newest)}"
     )
 
 
@@ -97,8 +97,8 @@ def refusal_to_start_over(
     forgot = f"the server has lost {setback}" if setback else ""
     newest = _newest_kept(files, setback) if setback else None
     remedies = ["restore one of them"] if damaged else []
-    remedies += [f"resume from one that the server has lost with --from-version {newest}"] if newest else []
-    remedies.append("train again from the starting model with --from-start")
+    remedies += [f"resume from one that the server has lost with {from_version(newest)}"] if newest else []
+    remedies.append(f"train again from the starting model with {FROM_START}")
     reasons = " and ".join(reason for reason in (damage, forgot) if reason)
     return f"Run '{files.run.name}': {reasons}; {', or '.join(remedies)}."
 

@@ -17,6 +17,14 @@ from trinity_db.trainer.checkpoints.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
+FROM_START = "--from-start (in Python: from_start=True)"
+"""How to allow a start from the starting model, on the command line and in `store.trainer`."""
+
+
+def from_version(version: int) -> str:
+    """Return how to continue from a lost version, on the command line and in `store.trainer`."""
+    return f"--from-version {version} (in Python: from_version={version})"
+
 
 @dataclass(frozen=True)
 class RunFiles:
@@ -159,5 +167,5 @@ def check_is_there(checkpoints: Path) -> None:
     if not os.path.isdir(checkpoints):  # Path.is_dir raises without permission to read the path
         raise TrinityError(
             f"The folder of checkpoints {checkpoints} is missing: mount or restore it. "
-            "To train again without them, create it and use --from-start."
+            f"To train again without them, create it and use {FROM_START}."
         )
