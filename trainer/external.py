@@ -122,6 +122,7 @@ class ExternalTrainer(Service):
         after so many seconds.
 
         Raises:
+            TrinityError: if explorers were promised a version before this draw.
             LeaseLost: if another trainer has taken over the run.
             SetBack: if the server has lost steps that this trainer had committed.
         """
@@ -131,6 +132,7 @@ class ExternalTrainer(Service):
             self._check()
             if self.stopping or self._is_at_end:
                 return None
+            self._check_explorers_go_on()
             self._drawn = batch = self._retry(self._draw)
             if batch is not None:
                 return batch, self._retry(partial(batches.read, self.database, batch.id))
@@ -243,6 +245,17 @@ class ExternalTrainer(Service):
         """Raise the error that ended the heartbeats, if any."""
         if self._pulse.failure is not None:
             raise self._pulse.failure
+
+    def _check_explorers_go_on(self) -> None:
+        """Raise an error if explorers may be waiting for a version: the draw would then wait for them."""
+        setup, step = self._setup, self._policy.step
+        is_due = self.step - step >= setup.publish_every
+        if is_due and setup.is_online and setup.max_staleness is not None:
+            raise TrinityError(
+                f"Run '{self.run.name}' publishes a version every {setup.publish_every} steps, for which "
+                f"explorers wait, and the newest is of step {step}: publish one before this draw, or change "
+                "trainer.publish_every."
+            )
 
     def _check_is_between_steps(self, last_step: int, title: str) -> None:
         self._check()

@@ -180,6 +180,24 @@ def test_rollouts_that_are_too_stale_expire(open_run: Open, store: trinity_db.St
     check_draws(scene)
 
 
+def test_a_draw_that_would_wait_for_explorers_that_wait_for_a_version_is_refused(
+    open_run: Open, store: trinity_db.Store
+) -> None:
+    keys = online(steps=4, max_staleness=1)
+    keys["trainer"]["publish_every"] = 2
+    scene = open_run(**keys)
+    with store.trainer("sums") as trainer:
+        scene.make_ready(4)
+        for _ in range(2):
+            drawn(trainer).commit()
+        with pytest.raises(TrinityError, match=r"a version every 2 steps, .* newest is of step 0: publish"):
+            trainer.draw()
+        save(trainer.checkpoint())
+        for _ in range(2):
+            drawn(trainer).commit()
+        assert trainer.draw() is None, "after the last step explorers need no version"
+
+
 def test_a_version_or_a_checkpoint_has_whole_steps_only(open_run: Open, store: trinity_db.Store) -> None:
     scene = open_run(**online(steps=4))
     with store.trainer("sums") as trainer:

@@ -154,6 +154,8 @@ class Trainer:
             wait: seconds after which to return None too. None: no limit.
 
         Raises:
+            TrinityError: if the run limits the staleness, and the newest version is `trainer.publish_every`
+                steps old.
             LeaseLost: if another trainer has taken over the run.
             SetBack: if the server has lost steps that were committed.
         """
