@@ -18,7 +18,7 @@ from trinity_db.config.shared import PromptConfig
 from trinity_db.explorer.attempt.long_texts import CHARACTERS, check_fits, work_on
 from trinity_db.explorer.attempt.policy import Policy
 from trinity_db.explorer.config import MIN_TEMPERATURE, RequestsConfig
-from trinity_db.explorer.engines.engine import Completion, Engine, Request, Scores, score
+from trinity_db.explorer.engines.engine import Completion, Engine, EngineFailed, Request, Scores, score
 from trinity_db.explorer.http.agents import Agent
 from trinity_db.explorer.http.dialects.completions import COMPLETIONS
 from trinity_db.explorer.http.dialects.dialect import AgentDialect, Asked, stop_strings
@@ -86,7 +86,7 @@ class _Completion(BaseModel):
 
 
 class PlainEndpoint(Endpoint):
-    """Serves an engine's version to clients that know the key, if there is one.
+    """Serves an engine's version to clients that know the key, if there is one, until its engine fails.
 
     Args:
         max_new_tokens: limit of a response for requests without one.
@@ -105,6 +105,17 @@ class PlainEndpoint(Endpoint):
         self._engine = engine
         self._prompts = prompts
         self._max_new_tokens = max_new_tokens
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the server is to stop; if the engine has failed, with its error."""
+
+    def end(self, failure: EngineFailed | None = None) -> None:
+        """Let the server stop. The engine's first failure counts: each request in flight reports one."""
+        if self.ended.done():
+            return
+        if failure is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(failure)
 
     async def _agent(self, request: web.Request) -> Agent:
         """Return an agent for this request alone, whose policy has the request's temperature.
@@ -145,7 +156,16 @@ class PlainEndpoint(Endpoint):
             logger.warning("a client's option '%s' is left out: %s", for_log(path), option.text)
 
     def _answers(self, dialect: AgentDialect) -> Handler:
-        return self._complete if dialect is COMPLETIONS else super()._answers(dialect)
+        handler = self._complete if dialect is COMPLETIONS else super()._answers(dialect)
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                return await handler(request)
+            except EngineFailed as error:
+                self.end(error)
+                raise
+
+        return answer
 
     async def _complete(self, request: web.Request) -> web.Response:
         """Answer a request for completions, of one prompt or several."""

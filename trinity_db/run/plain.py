@@ -16,13 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 def serve_plain(config: RunConfig, version: int | None, host: str, port: int, key: str | None) -> None:
-    """Serve a version until a signal arrives. It registers no worker, and writes nothing.
+    """Serve a version until a signal arrives or the engine fails. It registers no worker, and writes nothing.
 
     Args:
         version: None: the newest.
 
     Raises:
         ConfigError: if the run has no such version on this machine, or the address is in use.
+        EngineFailed: if the engine can no longer compute.
     """
     from trinity_db.explorer import engines
     from trinity_db.explorer.engines.engine import Engine
@@ -34,20 +35,19 @@ def serve_plain(config: RunConfig, version: int | None, host: str, port: int, ke
     policy = _version(config, version)
 
     async def serve(engine: Engine) -> None:
-        stopped = asyncio.Event()
-        for number in endings():
-            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        loaded = LoadedVersion(engine, joining.recorded_places(config), _nothing)
-        if (error := await loaded.try_to_load(policy)) is not None:
-            raise ConfigError(f"Version {policy.version} of run '{config.name}' cannot be loaded: {error}")
         address = EndpointAddress(host, port, key=key)
         explorer = config.explorer
         endpoint = PlainEndpoint(
             engine, config.name, address, explorer.requests, config.model, explorer.max_new_tokens
         )
+        for number in endings():
+            asyncio.get_running_loop().add_signal_handler(number, endpoint.end)
+        loaded = LoadedVersion(engine, joining.recorded_places(config), _nothing)
+        if (error := await loaded.try_to_load(policy)) is not None:
+            raise ConfigError(f"Version {policy.version} of run '{config.name}' cannot be loaded: {error}")
         await endpoint.start()
         try:
-            await stopped.wait()
+            await endpoint.ended
         finally:
             await endpoint.stop()
 
