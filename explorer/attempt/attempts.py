@@ -19,7 +19,7 @@ from trinity_db.explorer.attempt.sampling import seed_of
 from trinity_db.explorer.attempt.serving import Listener
 from trinity_db.explorer.attempt.workflow import Workflow
 from trinity_db.explorer.config import ExplorerConfig
-from trinity_db.explorer.engines.engine import Engine
+from trinity_db.explorer.engines.engine import Engine, RequestFailed
 from trinity_db.explorer.environments.environment import NotStarted
 from trinity_db.models.chat.prompts import prompt_ids
 from trinity_db.store.groups import ClaimedGroup, Reward, Rollout, Step, named_rewards
@@ -85,14 +85,14 @@ class Attempts:
             policy = self._policy(group, member, number, resumed if number == first else None)
             try:
                 steps = await self._steps(group, policy)
+            except (_TookTooLong, RequestFailed) as problem:
+                error = str(problem)
             except TrinityError as problem:  # a retry would fail in the same way
                 error = str(problem)
                 break
             except NotStarted as problem:  # it may start in another explorer
                 error, given_back = describe_error(problem), True
                 break
-            except _TookTooLong as problem:
-                error = str(problem)
             except (Exception, SystemExit) as problem:  # user code
                 error = describe_error(problem)
             except asyncio.CancelledError as problem:

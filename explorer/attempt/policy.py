@@ -18,13 +18,13 @@ from trinity_db.explorer.attempt.calls import Calls
 from trinity_db.explorer.attempt.conversations import Answer, Conversation
 from trinity_db.explorer.attempt.long_texts import CHARACTERS, characters_in, check_fits, work_on
 from trinity_db.explorer.attempt.parking import AttemptParked, Parked
-from trinity_db.explorer.attempt.recorded import Sampled, check
+from trinity_db.explorer.attempt.recorded import Sampled
 from trinity_db.explorer.attempt.refusals import Refusals
 from trinity_db.explorer.attempt.sampling import Sampling, seed_of
 from trinity_db.explorer.attempt.serving import Address, Listener
 from trinity_db.explorer.attempt.tools import Tool, answer, schemas_of, tools_of
 from trinity_db.explorer.config import DEFAULT_REQUESTS, RequestsConfig
-from trinity_db.explorer.engines.engine import Completion, Engine, EngineFailed, Request
+from trinity_db.explorer.engines.engine import Completion, Engine, EngineFailed, Request, generate
 from trinity_db.models.chat.prompts import NO_VARIABLES, ChatRenderer, PromptTooLong
 from trinity_db.store.calls import Call
 from trinity_db.store.groups import Reward, Step, named_rewards
@@ -127,7 +127,9 @@ class Policy:
         Raises:
             PromptTooLong: if the prompt is empty, or fills the context.
             TypeError: if a token is not an integer, or an option is unknown.
-            ValueError: if an option is invalid, or the engine returned tokens that cannot be trained on.
+            ValueError: if an option is invalid.
+            RequestRefused: if a token is outside of the model's vocabulary.
+            RequestFailed: if the engine failed at this call, or returned tokens that cannot be trained on.
         """
         return (await self._call(self._checked(token_ids), prompt, how)).completion
 
@@ -167,13 +169,12 @@ class Policy:
         request = Request(prompt_ids, limit, temperature, seed, sampling.stops(how))
         self._under_way += 1
         try:
-            completion = await self._engine.generate(request)
+            completion = await generate(self._engine, request)
         except EngineFailed as error:
             self.failure = error
             raise
         finally:
             self._under_way -= 1
-        check(completion, len(prompt_ids))
         sampled = Sampled(number, prompt, prompt_ids, completion)
         await self.calls.add(sampled, temperature)
         return sampled

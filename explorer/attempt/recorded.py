@@ -2,14 +2,12 @@
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
-from operator import index
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trinity_db.arrays.codec import Payload, check_routing
+from trinity_db.arrays.codec import Payload
 from trinity_db.explorer.engines.engine import Completion
 
 
@@ -175,31 +173,3 @@ class TokenSpan:
             reason,
             self.sequence.routing_of(self.end - 1),
         )
-
-
-def check(completion: Completion, prompt_tokens: int) -> None:
-    """Check that a completion can be trained on; an engine may be custom.
-
-    Args:
-        prompt_tokens: number of tokens in its prompt.
-
-    Raises:
-        TypeError: if a token or a version is not an integer.
-        ValueError: naming what is wrong.
-    """
-    numbers = [len(values) for values in (completion.token_ids, completion.logprobs, completion.versions)]
-    if not 0 < numbers[0] == numbers[1] == numbers[2]:
-        tokens, logprobs, versions = numbers
-        raise ValueError(
-            f"The engine returned {tokens} tokens, {logprobs} log-probabilities and {versions} versions."
-        )
-    if min(map(index, completion.token_ids)) < 0 or min(map(index, completion.versions)) < 0:
-        raise ValueError("The engine returned a negative token or version.")
-    if not all(map(isfinite, completion.logprobs)):
-        raise ValueError("The engine returned a log-probability that is not finite.")
-    if completion.finish_reason not in ("stop", "length"):
-        raise ValueError(
-            f"The engine returned the finish reason {completion.finish_reason!r}: not stop or length."
-        )
-    if completion.routing is not None:
-        check_routing(completion.routing, prompt_tokens + numbers[0])

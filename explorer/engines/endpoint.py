@@ -23,13 +23,12 @@ from trinity_db.explorer.engines import folder
 from trinity_db.explorer.engines.dialects import (
     VLLM,
     Dialect,
-    RequestRefused,
     ServerUnavailable,
     ServerUnusable,
     SGLang,
     open_session,
 )
-from trinity_db.explorer.engines.engine import Completion, EngineFailed, NotLoadedYet, Request
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, NotLoadedYet, Request, RequestFailed
 from trinity_db.explorer.engines.settings import EndpointConfig
 from trinity_db.explorer.engines.stops import cut_off
 from trinity_db.models.adapter_folder import is_adapter
@@ -217,7 +216,7 @@ class EndpointEngine:
                 server.answered_at, server.failures = clock(), 0
                 return cut_off(self.tokenizer, completion, request.stop)
         if any(server.answered_at > began for server in self._servers):
-            raise RequestRefused(f"a request failed {TRIES} times while others succeeded, last: {last}")
+            raise RequestFailed(f"a request failed {TRIES} times while others succeeded, last: {last}")
         raise EngineFailed(f"No server responds: {self._complaints()}")
 
     def close(self) -> None:

@@ -8,17 +8,30 @@ log-probability and the policy version that sampled it. Importing this module ne
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
+from operator import index
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trinity_db.arrays.codec import check_routing
+from trinity_db.config.user_functions import describe_error
 from trinity_db.errors import ConfigError, TrinityError
 
 
 class EngineFailed(TrinityError):
     """The engine can no longer sample; the explorer exits, and its supervisor restarts it."""
+
+
+class RequestRefused(TrinityError):
+    """The request is invalid for every engine of this model; its sender is at fault."""
+
+
+class RequestFailed(TrinityError):
+    """The engine did not answer a valid request, or not with tokens that can be trained on. It may answer
+    others, and this one with another seed."""
 
 
 class NotLoadedYet(ConfigError):
@@ -90,6 +103,8 @@ class Engine(Protocol):
 
         Raises:
             PromptTooLong: if the prompt is empty, or leaves no room for a token.
+            RequestRefused: if no engine can continue it, such as for a token outside of the vocabulary.
+            RequestFailed: if this engine could not continue it, and may continue others.
             EngineFailed: if the engine can no longer sample.
         """
 
@@ -106,12 +121,58 @@ def dtype_of(engine: Engine) -> str | None:
     return dtype
 
 
+async def generate(engine: Engine, request: Request) -> Completion:
+    """Continue a prompt with an engine, which may be a user's, and check its completion.
+
+    Raises:
+        RequestFailed: if the completion cannot be trained on, or the engine raises an error of another class.
+        The errors of `Engine.generate`.
+    """
+    try:
+        completion = await engine.generate(request)
+        _check(completion, len(request.prompt_ids))
+    except TrinityError:
+        raise
+    except Exception as error:  # a user's engine
+        raise RequestFailed(describe_error(error)) from error
+    return completion
+
+
+def _check(completion: Completion, prompt_tokens: int) -> None:
+    """Check that a completion can be trained on.
+
+    Args:
+        prompt_tokens: number of tokens in its prompt.
+
+    Raises:
+        TypeError: if a token or a version is not an integer.
+        ValueError: naming what is wrong.
+    """
+    numbers = [len(values) for values in (completion.token_ids, completion.logprobs, completion.versions)]
+    if not 0 < numbers[0] == numbers[1] == numbers[2]:
+        tokens, logprobs, versions = numbers
+        raise ValueError(
+            f"The engine returned {tokens} tokens, {logprobs} log-probabilities and {versions} versions."
+        )
+    if min(map(index, completion.token_ids)) < 0 or min(map(index, completion.versions)) < 0:
+        raise ValueError("The engine returned a negative token or version.")
+    if not all(map(isfinite, completion.logprobs)):
+        raise ValueError("The engine returned a log-probability that is not finite.")
+    if completion.finish_reason not in ("stop", "length"):
+        raise ValueError(
+            f"The engine returned the finish reason {completion.finish_reason!r}: not stop or length."
+        )
+    if completion.routing is not None:
+        check_routing(completion.routing, prompt_tokens + numbers[0])
+
+
 async def score(engine: Engine, token_ids: Sequence[int]) -> Scores:
     """Compute the log-probabilities of given tokens, with the engine's method `score`.
 
     Raises:
         ConfigError: if the engine has no such method.
         PromptTooLong: if the tokens exceed the context, or there are none.
+        RequestRefused: if a token is outside of the vocabulary.
         EngineFailed: if the engine can no longer compute.
     """
     method = getattr(engine, "score", None)

@@ -26,7 +26,7 @@ from trinity_db.config.shared import DEFAULT_PROMPTS, PromptConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines import kv_cache
 from trinity_db.explorer.engines.decoded_rows import Batch, Row, left_padded, sample
-from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request, Scores
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request, RequestRefused, Scores
 from trinity_db.explorer.engines.folder import end_tokens
 from trinity_db.explorer.engines.recorder import Recorder
 from trinity_db.explorer.engines.settings import TransformersConfig
@@ -171,7 +171,7 @@ class TransformersEngine:
 
     def _check_tokens(self, token_ids: Sequence[int]) -> None:
         if not 0 <= min(token_ids) <= max(token_ids) < self._vocabulary:
-            raise ValueError(
+            raise RequestRefused(
                 f"The prompt has a token outside of this model's vocabulary: 0 to {self._vocabulary - 1}."
             )
 

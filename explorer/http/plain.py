@@ -18,7 +18,15 @@ from trinity_db.config.shared import PromptConfig
 from trinity_db.explorer.attempt.long_texts import CHARACTERS, check_fits, work_on
 from trinity_db.explorer.attempt.policy import Policy
 from trinity_db.explorer.config import MIN_TEMPERATURE, RequestsConfig
-from trinity_db.explorer.engines.engine import Completion, Engine, EngineFailed, Request, Scores, score
+from trinity_db.explorer.engines.engine import (
+    Completion,
+    Engine,
+    EngineFailed,
+    Request,
+    Scores,
+    generate,
+    score,
+)
 from trinity_db.explorer.http.agents import Agent
 from trinity_db.explorer.http.dialects.completions import COMPLETIONS
 from trinity_db.explorer.http.dialects.dialect import AgentDialect, Asked, stop_strings
@@ -203,11 +211,9 @@ class PlainEndpoint(Endpoint):
         completion = None
         if question.max_tokens != 0:
             limit = question.max_tokens or self._max_new_tokens
-            completion = await self._engine.generate(
-                Request(
-                    ids, limit, _temperature(question.temperature), question.sampling_seed, question.stops
-                )
-            )
+            temperature = _temperature(question.temperature)
+            request = Request(ids, limit, temperature, question.sampling_seed, question.stops)
+            completion = await generate(self._engine, request)
         sampled = [] if completion is None else completion.token_ids
         characters = CHARACTERS * (len(ids) + len(sampled))
         choice = await work_on(characters, lambda: self._described(question, ids, scores, completion))

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from trinity_db.errors import DatabaseUnavailable, LeaseLost, TrinityError
 from trinity_db.explorer.attempt.long_texts import CHARACTERS, work_on
-from trinity_db.explorer.engines.engine import EngineFailed
+from trinity_db.explorer.engines.engine import EngineFailed, RequestRefused
 from trinity_db.explorer.http.dialects.dialect import AgentDialect, Answered, Asked
 from trinity_db.explorer.http.dialects.options import Refused
 from trinity_db.io.interruptible_json import parse_json
@@ -59,7 +59,7 @@ def _problem(error: Exception) -> Refused:
         return Refused(413, f"A request must not exceed {MAX_BYTES // 2**20} MiB.")
     if isinstance(error, PromptTooLong):
         return Refused(400, f"The context is too small: {error}", "context_length_exceeded")
-    if isinstance(error, UntokenizableText | ValueError | TypeError):
+    if isinstance(error, RequestRefused | UntokenizableText | ValueError | TypeError):
         return Refused(400, str(error), "invalid_value")
     if isinstance(error, RecursionError):
         return Refused(400, "The request is nested too deeply.")

@@ -3,8 +3,10 @@
 import asyncio
 import gc
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.support.waiting import until, wait_until
 from trinity_db.arrays import codec
 from trinity_db.explorer.attempt.policy import Policy
 from trinity_db.explorer.attempt.recorded import Sampled
+from trinity_db.explorer.engines.engine import Completion, Request, RequestFailed, RequestRefused
 from trinity_db.postgres.connection import connect
 
 CALLS = (
@@ -172,6 +175,36 @@ def test_what_cannot_be_answered_is_refused_in_one_line_and_leaves_a_trace(
         )
     assert caplog.text.count("a program's request is refused: POST /v1/chat/completions: 'top_p' is 0.9") == 1
     assert caplog.text.count("a program's request is refused") == number + 1
+
+
+def test_a_fault_of_the_engine_is_not_answered_like_one_of_the_request(
+    explore: Explore, scene: Scene
+) -> None:
+    class Faulty(Says):
+        async def generate(self, request: Request) -> Completion:
+            completion = await super().generate(request)
+            faults = {
+                "r": RequestRefused("no such token"),
+                "f": RequestFailed("garbled"),
+                "v": ValueError("bug"),
+            }
+            letter = self.tokenizer.decode(request.prompt_ids)
+            if letter in faults:
+                raise faults[letter]
+            return replace(completion, logprobs=[math.inf] * 3) if letter == "i" else completion
+
+    statuses: dict[str, int] = {}
+
+    async def workflow(task: Mapping[str, Any], policy: Policy) -> float:
+        async with asking(policy) as ask:
+            for letter in "rfvi":
+                statuses[letter], _ = await ask({"messages": [user(letter)]})
+        return 0.0
+
+    explore(workflow, Faulty(), size=1)
+    assert statuses == {"r": 400, "f": 500, "v": 500, "i": 500}
+    [error] = scene.values(ERRORS)
+    assert error.endswith("; 1 request was refused: no such token")
 
 
 def test_a_path_that_is_not_there_is_answered_with_those_that_are(explore: Explore, scene: Scene) -> None:

@@ -20,12 +20,11 @@ from trinity_db.explorer.engines.dialects import (
     DIALECTS,
     VLLM,
     Dialect,
-    RequestRefused,
     ServerUnavailable,
     ServerUnusable,
     open_session,
 )
-from trinity_db.explorer.engines.engine import Completion, Request
+from trinity_db.explorer.engines.engine import Completion, Request, RequestFailed, RequestRefused
 from trinity_db.models.chat.prompts import PromptTooLong
 
 BOTH = pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -297,8 +296,8 @@ VLLM_ANSWERS = [
     ),
     ({"weight_versions": [{"version": "7", "start": 0, "end": 1}]}, ServerUnusable, "versions of 1 tokens"),
     ({"weight_versions": [{"version": "7", "start": 1, "end": 2}]}, ServerUnusable, "versions of 0 tokens"),
-    ({"logprobs": {"content": [{"logprob": -9999.0}, {"logprob": -1.0}]}}, RequestRefused, "-9999.0"),
-    ({"logprobs": {"content": [{"logprob": float("nan")}, {"logprob": -1.0}]}}, RequestRefused, "nan"),
+    ({"logprobs": {"content": [{"logprob": -9999.0}, {"logprob": -1.0}]}}, RequestFailed, "-9999.0"),
+    ({"logprobs": {"content": [{"logprob": float("nan")}, {"logprob": -1.0}]}}, RequestFailed, "nan"),
 ]
 
 

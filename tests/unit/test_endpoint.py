@@ -17,9 +17,16 @@ from trinity_db.errors import ConfigError
 from trinity_db.explorer import engines
 from trinity_db.explorer.config import ExplorerConfig
 from trinity_db.explorer.engines import endpoint
-from trinity_db.explorer.engines.dialects import DIALECTS, VLLM, RequestRefused
+from trinity_db.explorer.engines.dialects import DIALECTS, VLLM
 from trinity_db.explorer.engines.endpoint import EndpointEngine
-from trinity_db.explorer.engines.engine import Completion, EngineFailed, NotLoadedYet, Request
+from trinity_db.explorer.engines.engine import (
+    Completion,
+    EngineFailed,
+    NotLoadedYet,
+    Request,
+    RequestFailed,
+    RequestRefused,
+)
 from trinity_db.explorer.engines.settings import EndpointConfig
 from trinity_db.models import build_scratch
 from trinity_db.models.canary import Canary
@@ -383,7 +390,7 @@ def test_one_request_that_servers_fail_at_does_not_end_the_engine(fleet: Telling
         poison = asyncio.create_task(fleet.ask(13))
         while not poison.done():
             assert (await fleet.ask(5)).token_ids == [5]
-        with pytest.raises(RequestRefused, match="failed 6 times while others succeeded"):
+        with pytest.raises(RequestFailed, match="failed 6 times while others succeeded"):
             await poison
 
     fleet(story)

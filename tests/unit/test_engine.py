@@ -15,7 +15,7 @@ from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.engines import kv_cache, transformers_engine
 from trinity_db.explorer.engines.decoded_rows import Row
-from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request, sample_all
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request, RequestRefused, sample_all
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 from trinity_db.explorer.engines.trial import decodes_side_by_side
 from trinity_db.models import build_scratch, folder_digest, load_model, load_tokenizer
@@ -244,7 +244,7 @@ def test_a_prompt_that_does_not_fit_is_refused(engine: TransformersEngine) -> No
 def test_a_token_that_the_model_does_not_know_is_refused_and_the_engine_goes_on(
     engine: TransformersEngine, token: int
 ) -> None:
-    with pytest.raises(ValueError, match="outside of this model's vocabulary: 0 to 11"):
+    with pytest.raises(RequestRefused, match="outside of this model's vocabulary: 0 to 11"):
         run(engine, [[1, token]])
     assert len(run(engine, [[1, 11]])) == 1
 

@@ -14,7 +14,14 @@ from tests.support.echo import Echo
 from trinity_db.config.shared import DEFAULT_PROMPTS, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import DEFAULT_REQUESTS
-from trinity_db.explorer.engines.engine import EngineFailed, score
+from trinity_db.explorer.engines.engine import (
+    Completion,
+    EngineFailed,
+    Request,
+    RequestFailed,
+    RequestRefused,
+    score,
+)
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 from trinity_db.explorer.http.listener import EndpointAddress
 from trinity_db.explorer.http.plain import PlainEndpoint
@@ -173,6 +180,42 @@ def test_an_option_without_a_value_asks_for_nothing(engine: TransformersEngine) 
     assert answer.choices == plain.choices
     with pytest.raises(openai.BadRequestError, match="'stop' must be a string or a list of strings"):
         asked(engine, lambda client: client.completions.create(model="m", prompt="12", stop=""))
+
+
+class Faulty(Echo):
+    """An engine that raises an error, or returns a log-probability."""
+
+    def __init__(self, fault: Exception | float) -> None:
+        super().__init__(context=50)
+        self._fault = fault
+
+    async def generate(self, request: Request) -> Completion:
+        if isinstance(self._fault, Exception):
+            raise self._fault
+        return Completion([1], [self._fault], [0], "stop")
+
+
+@pytest.mark.parametrize("protocol", ["completions", "chat"])
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (RequestRefused("token 99 is out of the vocabulary"), 400),
+        (RequestFailed("a request failed 6 times while others succeeded"), 500),
+        (float("nan"), 500),
+        (ValueError("a bug of a user's engine"), 500),
+    ],
+)
+def test_a_fault_of_the_engine_is_not_answered_like_one_of_the_request(
+    fault: Exception | float, status: int, protocol: str
+) -> None:
+    async def question(client: openai.AsyncOpenAI) -> Any:
+        if protocol == "completions":
+            return await client.completions.create(model="m", prompt="12")
+        return await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "12"}])
+
+    with pytest.raises(openai.APIStatusError) as raised:
+        asked(Faulty(fault), question)
+    assert raised.value.status_code == status
 
 
 def test_an_engine_that_fails_while_it_scores_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

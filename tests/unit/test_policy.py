@@ -12,7 +12,7 @@ import pytest
 from tests.support.echo import Echo
 from trinity_db.config.shared import PromptConfig
 from trinity_db.explorer.attempt.policy import Policy
-from trinity_db.explorer.engines.engine import Completion, Request
+from trinity_db.explorer.engines.engine import Completion, Request, RequestFailed
 from trinity_db.models.chat.prompts import PromptTooLong, UntokenizableText, prompt_ids
 from trinity_db.store.calls import Call
 from trinity_db.store.groups import Step
@@ -355,28 +355,28 @@ def test_a_call_that_makes_no_sense_is_refused_before_the_engine_is_asked(
 
 
 @pytest.mark.parametrize(
-    ("completion", "error", "words"),
+    ("completion", "words"),
     [
-        (Completion([], [], [], "stop"), ValueError, "returned 0 tokens"),
-        (Completion([1, 2], [-1.0], [0, 0], "stop"), ValueError, "2 tokens, 1 log-probabilities and 2 v"),
-        (Completion([1, 2], [-1.0] * 2, [0], "stop"), ValueError, "2 log-probabilities and 1 versions"),
-        (Completion([1], [float("nan")], [0], "stop"), ValueError, "is not finite"),
-        (Completion([1], [float("-inf")], [0], "stop"), ValueError, "is not finite"),
-        (Completion([-1], [-1.0], [0], "stop"), ValueError, "negative token or version"),
-        (Completion([1], [-1.0], [-1], "stop"), ValueError, "negative token or version"),
-        (Completion([1.5], [-1.0], [0], "stop"), TypeError, "'float' object cannot be"),  # type: ignore[list-item]
-        (Completion([1], [-1.0], [0], "abort"), ValueError, "finish reason 'abort'"),  # type: ignore[arg-type]
+        (Completion([], [], [], "stop"), "returned 0 tokens"),
+        (Completion([1, 2], [-1.0], [0, 0], "stop"), "2 tokens, 1 log-probabilities and 2 v"),
+        (Completion([1, 2], [-1.0] * 2, [0], "stop"), "2 log-probabilities and 1 versions"),
+        (Completion([1], [float("nan")], [0], "stop"), "is not finite"),
+        (Completion([1], [float("-inf")], [0], "stop"), "is not finite"),
+        (Completion([-1], [-1.0], [0], "stop"), "negative token or version"),
+        (Completion([1], [-1.0], [-1], "stop"), "negative token or version"),
+        (Completion([1.5], [-1.0], [0], "stop"), "'float' object cannot be"),  # type: ignore[list-item]
+        (Completion([1], [-1.0], [0], "abort"), "finish reason 'abort'"),  # type: ignore[arg-type]
     ],
 )
 def test_what_an_engine_gives_and_could_not_be_trained_on_is_refused(
-    completion: Completion, error: type[Exception], words: str
+    completion: Completion, words: str
 ) -> None:
     class Wrong(Echo):
         async def generate(self, request: Request) -> Completion:
             return completion
 
     asked = policy(Wrong())
-    with pytest.raises(error, match=words):
+    with pytest.raises(RequestFailed, match=words):
         asyncio.run(_run(lambda asked: asked.sample([1]), asked))
     assert asked.steps(None) == []
 
@@ -441,5 +441,5 @@ def test_experts_that_do_not_fit_the_response_are_refused() -> None:
             length = len(request.prompt_ids) + len(said.token_ids)
             return replace(said, routing=np.zeros((length, 2, 1), np.uint8))
 
-    with pytest.raises(ValueError, match=r"the shape \(6, 2, 1\) does not fit 6 tokens"):
+    with pytest.raises(RequestFailed, match=r"the shape \(6, 2, 1\) does not fit 6 tokens"):
         asyncio.run(policy(Wrong(context=50)).extend([5, 6, 7]))

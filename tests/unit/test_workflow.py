@@ -15,12 +15,18 @@ import pytest
 from tests.support.echo import Digits, Echo
 from trinity_db.arrays.codec import Payload
 from trinity_db.config.shared import PromptConfig
-from trinity_db.errors import ConfigError
+from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.attempt.attempts import Attempts
 from trinity_db.explorer.attempt.policy import Policy
 from trinity_db.explorer.attempt.workflow import Workflow, load, single_turn
 from trinity_db.explorer.config import ExplorerConfig
-from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.engine import (
+    Completion,
+    EngineFailed,
+    Request,
+    RequestFailed,
+    RequestRefused,
+)
 from trinity_db.models.chat import prompts
 from trinity_db.store.groups import ClaimedGroup, Reward, Rollout, Step
 
@@ -155,6 +161,23 @@ def test_an_attempt_that_raised_is_made_again_as_often_as_it_may_with_nothing_of
     made = attempt(workflow, retries=1)
     assert [step.reward for step in made.steps] == [1.0]
     assert seeds[0] == seeds[2] != seeds[1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "tries"),
+    [(RequestFailed("garbled"), 2), (RequestRefused("token 99 is out of the vocabulary"), 1)],
+)
+def test_an_attempt_is_made_again_where_the_engine_failed_at_a_request_and_not_where_the_request_is_invalid(
+    fault: TrinityError, tries: int
+) -> None:
+    class Faulty(Echo):
+        async def generate(self, request: Request) -> Completion:
+            await super().generate(request)
+            raise fault
+
+    engine = Faulty()
+    assert attempt(single_turn, engine=engine, retries=1).error == str(fault)
+    assert len({request.seed for request in engine.asked}) == tries
 
 
 def test_an_attempt_that_takes_too_long_fails() -> None:

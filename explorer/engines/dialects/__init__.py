@@ -5,8 +5,9 @@ A dialect handles one kind of server and keeps no state between calls. Whatever 
 
     ServerUnavailable   another server, or this one later, may answer
     ServerUnusable      this server cannot serve a policy until someone changes its setup
-    RequestRefused      no server can answer this request
+    RequestRefused      the request is invalid for every server
     PromptTooLong       the same, because the prompt is too long
+    RequestFailed       the server answered it with numbers that cannot be trained on
 
 Servers must return log-probabilities under the distribution that each token was sampled from. vLLM needs
 `--logprobs-mode processed_logprobs` for it; SGLang does it unless SGLANG_RETURN_ORIGINAL_LOGPROB is set.
@@ -14,7 +15,6 @@ Servers must return log-probabilities under the distribution that each token was
 
 from trinity_db.explorer.engines.dialects.dialect import (
     Dialect,
-    RequestRefused,
     ServerUnavailable,
     ServerUnusable,
     open_session,
@@ -26,7 +26,6 @@ __all__ = [
     "DIALECTS",
     "VLLM",
     "Dialect",
-    "RequestRefused",
     "SGLang",
     "ServerUnavailable",
     "ServerUnusable",

@@ -9,11 +9,10 @@ import aiohttp
 
 from trinity_db.explorer.engines.dialects.dialect import (
     CONNECT_SECONDS,
-    RequestRefused,
     ServerUnavailable,
     ServerUnusable,
 )
-from trinity_db.explorer.engines.engine import Completion, Request
+from trinity_db.explorer.engines.engine import Completion, Request, RequestFailed, RequestRefused
 from trinity_db.models.chat.prompts import PromptTooLong
 
 ANSWER_SECONDS = 30.0  # timeout of fast routes; a server that exceeds it hangs
@@ -129,7 +128,7 @@ def completion(
         raise ServerUnusable(f"{url}: responds without the log-probability of each token; {NEVER_A_POLICY}")
     garbled = [logprob for logprob in logprobs if not NO_LOGPROB < logprob <= ROUNDING]  # also NaN
     if garbled:
-        raise RequestRefused(f"{url}: returned the log-probability {garbled[0]}; its weights are garbled")
+        raise RequestFailed(f"{url}: returned the log-probability {garbled[0]}; its weights are garbled")
     return Completion(token_ids, [*logprobs], _versions(url, spans, len(token_ids)), reason)
 
 

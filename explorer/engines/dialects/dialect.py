@@ -21,10 +21,6 @@ class ServerUnusable(TrinityError):
     """The server's responses cannot be trained on, or it rejects the key or the route."""
 
 
-class RequestRefused(TrinityError):
-    """The request is invalid for every server."""
-
-
 class Dialect(Protocol):
     """One kind of server. `url` is its address without a path, such as http://host:8000.
 
@@ -51,7 +47,8 @@ class Dialect(Protocol):
                 does not return the version of each token, its response counts as ServerUnavailable.
 
         Raises:
-            RequestRefused: if the server rejects the request, or its log-probabilities are not numbers.
+            RequestRefused: if the server rejects the request.
+            RequestFailed: if its log-probabilities are not numbers.
             PromptTooLong: if the server rejects the prompt as too long.
         """
 
