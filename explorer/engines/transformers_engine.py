@@ -43,11 +43,12 @@ from trinity_db.models import (
 )
 from trinity_db.models.adapter_folder import is_adapter
 from trinity_db.models.chat.prompts import ChatRenderer, PromptTooLong
+from trinity_db.models.layout import decoder_of
 from trinity_db.models.lora import AdaptedModel
 from trinity_db.models.rounding import round_to, seed_names
 
 MAX_TOKENS = 65_536  # KV cache capacity: 1.6 GB for a model of 0.5 B parameters, in float32
-SCORED = 256  # positions whose log-probabilities over the vocabulary are computed at a time
+SCORED = 256  # tokens whose logits are computed at a time: 155 MB for a vocabulary of 152,000
 ADMIT_SHARE = 4  # new rows wait until they are 1/4 of the running ones: each admission copies the cache
 
 
@@ -266,18 +267,31 @@ class TransformersEngine:
                 return
             scoring = self._scorings[0]  # stays until it is done: `_fail` answers what is left
         ids = torch.tensor([scoring.token_ids], device=self.device)
-        logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1]
         logprobs: list[float] = []
         likeliest: list[tuple[int, float]] = []
-        for begin in range(0, len(logits), SCORED):
-            normed = logits[begin : begin + SCORED].float().log_softmax(-1)
-            tokens = ids[0, 1 + begin : 1 + begin + len(normed), None]
-            logprobs += normed.gather(1, tokens)[:, 0].tolist()
+        for logits, tokens in zip(self._logits_of(ids), torch.split(ids[0, 1:], SCORED), strict=True):
+            normed = logits.float().log_softmax(-1)
+            logprobs += normed.gather(1, tokens[:, None])[:, 0].tolist()
             best = normed.max(-1)
             likeliest += zip(best.indices.tolist(), best.values.tolist(), strict=True)
         with self._changed:
             self._scorings.popleft()
         scoring.done.set_result(Scores(logprobs, likeliest))
+
+    def _logits_of(self, ids: Tensor) -> Iterator[Tensor]:
+        """[n, V] Yield the logits of tokens [1, T] except the last, `SCORED` tokens at a time.
+
+        Those of a long text at once take more memory than a large model. The model's own code computes them
+        from hidden states that its decoder computed before, as it may scale or cap them.
+        """
+        decoder = decoder_of(self._model)
+        states = decoder(input_ids=ids, use_cache=False)
+        decoder.forward = lambda *_, **__: states
+        try:
+            for columns in torch.split(torch.arange(ids.shape[1] - 1, device=ids.device), SCORED):
+                yield self._model(input_ids=ids, use_cache=False, logits_to_keep=columns).logits[0]
+        finally:
+            del decoder.forward
 
     def _load(self, path: Path, version: int) -> None:
         if is_adapter(path):

@@ -14,12 +14,14 @@ from tests.support.echo import Echo
 from trinity_db.config.shared import DEFAULT_PROMPTS, ScratchConfig
 from trinity_db.errors import ConfigError
 from trinity_db.explorer.config import DEFAULT_REQUESTS
+from trinity_db.explorer.engines import transformers_engine
 from trinity_db.explorer.engines.engine import (
     Completion,
     EngineFailed,
     Request,
     RequestFailed,
     RequestRefused,
+    Scores,
     score,
 )
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
@@ -97,6 +99,31 @@ def test_log_probabilities_of_a_prompt_are_those_of_a_plain_forward_pass(
             likeliest = wanted[place].argmax().item()
             assert max(top, key=top.get) == decode([likeliest])
             assert (logprob == max(top.values())) == (likeliest == tokens[place + 1])
+
+
+@pytest.mark.parametrize("length", [1, 4, 8])
+def test_prompts_are_scored_as_at_once_with_the_logits_of_few_tokens_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    monkeypatch.setattr(transformers_engine, "SCORED", 3)
+    prompt, parts = TOKENS[:length], list[int]()
+
+    async def scored() -> Scores:
+        with closing(TransformersEngine("cpu")) as engine:
+            await engine.load(folder, 4)
+            head = engine._model.get_output_embeddings()
+            head.register_forward_hook(lambda module, inputs, logits: parts.append(logits.shape[1]))
+            scores = await score(engine, prompt)
+            await engine.generate(Request(TOKENS, 1))  # the decoder works as before
+            return scores
+
+    scores = asyncio.run(scored())
+    wanted = expected(folder, prompt)[:-1]
+    rows = range(length - 1)
+    assert scores.logprobs == pytest.approx(wanted[rows, prompt[1:]].tolist(), abs=1e-5)
+    assert [token for token, _ in scores.likeliest] == wanted.argmax(-1).tolist()
+    assert [highest for _, highest in scores.likeliest] == pytest.approx(wanted.amax(-1).tolist(), abs=1e-5)
+    assert max(parts) <= 3
 
 
 def test_answers_are_greedy_unless_the_request_has_a_temperature(

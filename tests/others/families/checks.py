@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from tests.support.saving import save
 from trinity_db.arrays.codec import Payload
 from trinity_db.config.base import validate
 from trinity_db.errors import ConfigError
+from trinity_db.explorer.engines import transformers_engine
 from trinity_db.explorer.engines.engine import Completion, Request, sample_all
 from trinity_db.explorer.engines.transformers_engine import TransformersEngine
 from trinity_db.models import load_model, load_tokenizer
@@ -232,13 +234,25 @@ def check_explored(folder: Path, context: int) -> str:
     together = sample_all(engine, requests)
     alone = [sample_all(engine, [request])[0] for request in requests]
     how = "alone" if engine._is_alone else "together"
-    engine.close()
     model = load_model(folder, "cpu")
+    _check_scores(model, engine, requests)
+    engine.close()
     for answers in (together, alone):
         for request, answer in zip(requests, answers, strict=True):
             _check_scored(model, request, answer)
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
     return how
+
+
+def _check_scores(model: Any, engine: TransformersEngine, requests: list[Request]) -> None:
+    """Prompts are scored part by part as plain transformers scores them at once."""
+    for request in requests:
+        tokens = np.array(request.prompt_ids, np.int32)
+        with patch.object(transformers_engine, "SCORED", 5):
+            found = asyncio.run(engine.score(request.prompt_ids)).logprobs
+        with torch.no_grad():
+            expected = plainly(model, [Payload(tokens, np.arange(len(tokens)) > 0)])
+        torch.testing.assert_close(torch.tensor(found), expected, atol=TOLERANCE, rtol=0)
 
 
 def _check_scored(model: Any, request: Request, answer: Completion) -> None:
