@@ -117,6 +117,9 @@ TasksConfig = Annotated[
 SERVED = "served"
 """The workflow of a run whose attempts are made by agents that other people start."""
 
+EXTERNAL = "external"
+"""The workflow of a run whose rollouts a program of the user's samples and writes."""
+
 
 class CommandConfig(Settings):
     """A program that runs once per attempt, and calls the policy as an OpenAI or Anthropic server."""
@@ -148,7 +151,9 @@ def _named_or_command(value: Any) -> Any:
         except ValidationError as error:
             raise ValueError("; ".join(mistakes(CommandConfig, error))) from None
     elif not isinstance(value, str | CommandConfig):
-        raise ValueError("must be single_turn, served, path/to/file.py:name, or a program as {command: ...}")
+        raise ValueError(
+            "must be single_turn, served, external, path/to/file.py:name, or a program as {command: ...}"
+        )
     return value
 
 
@@ -204,7 +209,8 @@ class ExplorerConfig(Settings):
     ] = "single_turn"
     """How a task is attempted: single_turn (one prompt, one response), a custom coroutine as
     path/to/file.py:name, a program as {command: "python my_agent.py"}, or served: agents that other people
-    start make the attempts, over HTTP, and `trinity-db serve` is the explorer."""
+    start make the attempts, over HTTP, and `trinity-db serve` is the explorer. external: a program of yours
+    samples and writes the rollouts (docs/guides/python.md)."""
     environment: Annotated[
         EnvironmentConfig | None, BeforeValidator(_named), Kept("it defines what a rollout of the run is")
     ] = None
@@ -267,12 +273,17 @@ class ExplorerConfig(Settings):
         """Whether a workflow, a program or an environment may return the attempt's reward."""
         if isinstance(self.workflow, CommandConfig) or self.environment is not None:
             return True
-        return ".py:" in self.workflow or self.is_served
+        return ".py:" in self.workflow or self.is_served or self.is_external
 
     @property
     def is_served(self) -> bool:
         """Whether agents that other people start make the attempts."""
         return self.workflow == SERVED
+
+    @property
+    def is_external(self) -> bool:
+        """Whether a program outside of trinity-db explores."""
+        return self.workflow == EXTERNAL
 
 
 class EvaluationConfig(Settings):

@@ -170,9 +170,9 @@ class Processors(Service):
         moved = [not self.stopping and job.work() for job in self._jobs]
         return any(moved)
 
-    def held(self) -> list[int]:
+    def held(self) -> workers.Held:
         """Return the rows that asynchronous steps are judging."""
-        return [id for state in self._stages if state.flow is not None for id in state.flow.ids]
+        return workers.Held([id for state in self._stages if state.flow is not None for id in state.flow.ids])
 
     def release(self) -> None:
         """Store finished verdicts; signing off releases the rows still in flight."""

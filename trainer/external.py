@@ -76,6 +76,11 @@ class ExternalTrainer(Service):
         return self._saved_step == self.step
 
     @property
+    def has_ended(self) -> bool:
+        """Whether no further batch will be drawn."""
+        return self.stopping or self._is_at_end
+
+    @property
     def _is_at_end(self) -> bool:
         return self._is_exhausted or (self._length.is_last and self.step >= self._length.steps)
 
@@ -130,7 +135,7 @@ class ExternalTrainer(Service):
         while True:
             self._news.clear()
             self._check()
-            if self.stopping or self._is_at_end:
+            if self.has_ended:
                 return None
             self._check_explorers_go_on()
             self._drawn = batch = self._retry(self._draw)

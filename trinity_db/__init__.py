@@ -7,6 +7,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trinity_db.api.explorer import Explorer, Group, Rollout, TooStale
     from trinity_db.api.query import Query
     from trinity_db.api.run import Run
     from trinity_db.api.store import Store, connect
@@ -14,15 +15,32 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Batch", "LeaseLost", "Query", "Run", "SetBack", "Store", "Trainer", "connect"]
+__all__ = [
+    "Batch",
+    "Explorer",
+    "Group",
+    "LeaseLost",
+    "Query",
+    "Rollout",
+    "Run",
+    "SetBack",
+    "Store",
+    "TooStale",
+    "Trainer",
+    "connect",
+]
 
 _MODULES = {
     "Batch": "trainer",
+    "Explorer": "explorer",
+    "Group": "explorer",
     "LeaseLost": "trainer",
     "Query": "query",
+    "Rollout": "explorer",
     "Run": "run",
     "SetBack": "trainer",
     "Store": "store",
+    "TooStale": "explorer",
     "Trainer": "trainer",
     "connect": "store",
 }

@@ -41,12 +41,17 @@ def of(config: ExplorerConfig) -> Workflow:
 
     Raises:
         ConfigError: if the function, class or program does not exist or is not suitable, or agents that other
-            people start make the attempts.
+            people start make the attempts, or a program of the user's.
     """
     if config.is_served:
         raise ConfigError(
             "explorer.workflow: served: agents that other people start make the attempts; start the explorer "
             "with trinity-db serve."
+        )
+    if config.is_external:
+        raise ConfigError(
+            "explorer.workflow: external: a program of yours explores: "
+            "trinity_db.connect(read_only=False).explorer(...), see docs/guides/python.md."
         )
     if config.environment is not None:
         from trinity_db.explorer.environments.played import Environment

@@ -65,6 +65,20 @@ WHERE p.run_id = %(run_id)s AND p.checkpoint IS NOT NULL
 ORDER BY p.version DESC
 LIMIT 1
 
+-- name: wrong_versions
+-- The first version that tokens for training may not be from: the run never published it, or it is farther than the
+-- staleness limit from the newest version. A version that was withdrawn may be within the limit.
+SELECT v.version, p.version IS NULL AS is_unknown, newest.version AS newest,
+       trinity.distance(%(run_id)s, newest.version, v.version) AS staleness
+FROM unnest(%(versions)s::integer[]) AS v (version)
+CROSS JOIN (SELECT max(q.version) AS version FROM trinity.policy_version q
+            WHERE q.run_id = %(run_id)s AND q.withdrawn_at IS NULL) newest
+LEFT JOIN trinity.policy_version p ON p.run_id = %(run_id)s AND p.version = v.version
+WHERE p.version IS NULL
+   OR trinity.distance(%(run_id)s, newest.version, v.version) > %(max_staleness)s::integer
+ORDER BY v.version
+LIMIT 1
+
 -- name: folders_of_others
 -- Weight folders that other runs refer to. A run that started from another run's version refers to the same folder.
 SELECT DISTINCT o.checkpoint

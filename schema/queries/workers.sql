@@ -166,11 +166,11 @@ SELECT (SELECT count(*) FROM experiences) AS experiences, (SELECT count(*) FROM 
 
 -- name: release_own_leases
 -- Releases what a worker holds without knowing it, because the reply to its claim was lost with the connection:
--- everything except the experiences that it is processing. Locks rows in order of id. Groups that it was rescoring
--- are released as if never claimed.
+-- everything except the experiences that it is processing and the groups that it explores. Locks rows in order of id.
+-- Groups that it was rescoring are released as if never claimed.
 WITH held_groups AS MATERIALIZED (
     SELECT g.id FROM trinity.rollout_group g
-    WHERE g.worker_id = %(worker_id)s AND g.state IN ('open', 'evaluating')
+    WHERE g.worker_id = %(worker_id)s AND g.state IN ('open', 'evaluating') AND g.id <> ALL(%(keep_groups)s::bigint[])
     ORDER BY g.id
     FOR NO KEY UPDATE
 ),

@@ -1,4 +1,4 @@
-"""The training loop of docs/guides/python.md next to `trinity-db run`: killed, started again, finished."""
+"""The loops of docs/guides/python.md next to `trinity-db run`: killed, started again, finished."""
 
 import signal
 from collections.abc import Iterator
@@ -45,12 +45,18 @@ def store(server: str, template: str, tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
+def written(store: Store, name: str) -> Path:
+    """A script of the page, as a file."""
+    (text,) = (b.text for b in of_page(ROOT / "docs" / "guides" / "python.md") if b.file == name)
+    assert len(text.splitlines()) <= MOST_LINES
+    script = store.folder / name
+    script.write_text(text)
+    return script
+
+
 @pytest.mark.timeout(4 * SCRIPT_SECONDS)
 def test_a_loop_that_is_killed_uses_each_row_once(store: Store) -> None:
-    (text,) = (b.text for b in of_page(ROOT / "docs" / "guides" / "python.md") if b.file == "train.py")
-    assert len(text.splitlines()) <= MOST_LINES
-    script = store.folder / "train.py"
-    script.write_text(text)
+    script = written(store, "train.py")
     roles = store.start("run", store.config("sums", **RUN))
     store.wait_for("SELECT count(*) = 1 FROM run", roles)
 
@@ -81,3 +87,39 @@ def test_a_loop_that_is_killed_uses_each_row_once(store: Store) -> None:
             None
         ] * STEPS
     assert store.run("replay", str(committed[-1]["id"]), "--check").code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * SCRIPT_SECONDS)
+def test_a_program_is_the_whole_loop_and_is_killed(store: Store) -> None:
+    steps = 4
+    script = written(store, "own.py")
+    own = {
+        "explorer": {"workflow": "external", "group_size": GROUP_SIZE},
+        "processors": {},
+        "trainer": {"steps": steps, "batch_size": BATCH_SIZE},
+    }
+    roles = store.start("run", store.config("own", **(RUN | own)))
+    store.wait_for("SELECT count(*) = 1 FROM run", roles)
+    died = store.start_python(KILLER, script, "after", "2").wait(SCRIPT_SECONDS)
+    assert died.code == -signal.SIGKILL, died.stderr
+    ended = store.start_python(script).wait(SCRIPT_SECONDS)
+    assert ended.code == 0, ended.stderr
+    ended = roles.wait(SCRIPT_SECONDS)
+    assert (ended.code, "explores and trains run 'own'" in ended.stderr) == (0, True), ended.stderr
+
+    roles_of_workers = "SELECT DISTINCT role::text, count(*) AS workers FROM worker GROUP BY 1 ORDER BY 1"
+    assert store.rows(roles_of_workers) == [
+        *({"role": "explore", "workers": 2}, {"role": "process", "workers": 1}),
+        {"role": "train", "workers": 2},
+    ]
+    trained = BATCH_SIZE * steps * GROUP_SIZE
+    assert store.rows(USES) == [{"state": "trained", "use_count": 1, "commits": 1, "rows": trained}]
+    rewards = (
+        "SELECT count(DISTINCT source::text || name) AS kinds, min(source::text || name) FROM reward_event"
+    )
+    assert store.rows(rewards) == [{"kinds": 1, "min": "exploreworkflow"}]
+    assert store.value("SELECT count(*) FROM rollout_group WHERE worker_id IS NOT NULL") == 0
+    with closing(Database(store.url)) as database, database.transaction(read_only=True) as tx:
+        for row in store.rows("SELECT id FROM batch WHERE state = 'committed'"):
+            assert replay.first_difference(tx, replay.find(tx, row["id"])) is None

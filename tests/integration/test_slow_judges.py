@@ -123,7 +123,7 @@ def test_what_is_in_flight_stays_leased_when_a_lost_claim_is_given_back(
     explore(scene, "1", "1", "1", "1", "1")
     role = start()
     work(role)
-    assert len(role.held()) == 2
+    assert len(role.held().experiences) == 2
     with scene.database.transaction() as tx:
         tx.execute(
             "UPDATE trinity.experience SET worker_id = %s, attempt = attempt + 1 WHERE worker_id IS NULL",
@@ -147,7 +147,7 @@ def test_a_stop_keeps_the_verdicts_that_are_there(scene: Scene, start: Start, tm
     role.release()
     role.release()
     assert scene.rows(STATES) == [("clean", 4), ("scored", 1)]
-    assert role.held() == []
+    assert role.held().experiences == []
 
 
 def test_rows_that_a_judge_thinks_about_when_the_run_ends_are_archived(

@@ -10,6 +10,7 @@ from tests.support.recipes import recipe
 from trinity_db.config import base
 from trinity_db.config.base import Settings
 from trinity_db.errors import ConfigError
+from trinity_db.run.checks import check_members
 from trinity_db.run.configuration import RunConfig
 from trinity_db.trainer.config import PrioritizedConfig, SynchronisedReference
 
@@ -56,6 +57,15 @@ def test_only_explored_groups_wait_for_a_reward(read: Any) -> None:
             (ONLINE.replace("{name: grpo}", "external"), f"trainer.{key}={value}", f"trainer.{key}")
             for key, value in {"learning_rate": 1e-3, "lora": "{}", "checkpoints": "a", "epochs": 2}.items()
         ),
+        *(
+            (f"{ONLINE}explorer: {{workflow: external}}\n", f"{key}={value}", key)
+            for key, value in {
+                "explorers": 2,
+                "evaluation": "{taskset: other}",
+                "explorer.engine": "vllm",
+                "explorer.spare": 1,
+            }.items()
+        ),
     ],
 )
 def test_a_key_that_the_run_would_not_read_is_refused(read: Any, text: str, override: str, key: str) -> None:
@@ -78,6 +88,16 @@ def test_a_program_that_trains_reads_what_concerns_its_batches(read: Any) -> Non
     wrong = mistake(read, pairs, "algorithm.advantage=leave_one_out")
     assert wrong.endswith("draws: pairs has no groups to compare rewards in: leave out advantage")
     assert "'groups', 'rows' or 'pairs'" in mistake(read, pairs, "algorithm.draws=labels")
+
+
+def test_a_program_that_explores_gives_rewards_and_samples_no_greedy_rollout(read: Any) -> None:
+    config = read(f"{ONLINE}explorer: {{workflow: external, group_size: 3, temperature: 0.5}}\n")
+    assert (config.processors.score, config.attempts_need_reward, config.waits_for) == ([], True, "explores")
+    both = read(f"{ONLINE.replace('grpo', 'external')}explorer: {{workflow: external}}\n")
+    assert (both.waits_for, both.attempts_need_reward) == ("explores and trains", True)
+    remax = read(f"{ONLINE.replace('grpo', 'remax')}explorer: {{workflow: external}}\n")
+    with pytest.raises(ConfigError, match="compares with the greedy rollout of each group, which no program"):
+        check_members(remax)
 
 
 def test_a_mix_reads_the_keys_of_imported_rows(read: Any) -> None:

@@ -28,6 +28,8 @@ ARCHIVING: dict[str, Any] = {"processors": {"archive": {}}}
         (ONLINE | ARCHIVING, ["explore", "process", "train"]),
         (ONLINE | {"explorers": 3}, ["explore", "explore-2", "explore-3", "process", "train"]),
         (ONLINE | {"algorithm": "external"}, ["explore", "process"]),
+        (ONLINE | {"explorer": {"workflow": "external"}}, ["process", "train"]),
+        (ONLINE | {"algorithm": "external", "explorer": {"workflow": "external"}}, ["process"]),
         (OFFLINE | {"algorithm": {"name": "external", "draws": "rows"}}, []),
         (OFFLINE, ["train"]),
         (OFFLINE | ARCHIVING, ["process", "train"]),

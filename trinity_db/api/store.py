@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar, get_args
 
 from trinity_db.api import rewards, run
 from trinity_db.api.conditions import Values, bind
+from trinity_db.api.explorer import Explorer, open_explorer
 from trinity_db.api.importing import import_of
 from trinity_db.api.query import Query
 from trinity_db.api.reading import arrow_needed
@@ -178,6 +179,20 @@ class Store:
         """
         self._check_writes()
         return Trainer(partial(open_trainer, self._url, run, checkpoints, from_start, from_version))
+
+    def explorer(self, run: str, *, checkpoints: str | Path | None = None) -> Explorer:
+        """Explore a run with `explorer.workflow: external` by sampling of your own, in a `with` block.
+
+        Args:
+            checkpoints: folder of versions that may be read, in addition to TRINITY_DB_HOME, and to folders
+                that a trainer has marked as its own.
+
+        Entering the block raises:
+            ConfigError: if the run has another workflow.
+            NotFound: with the most similar name.
+        """
+        self._check_writes()
+        return Explorer(partial(open_explorer, self._url, run, checkpoints))
 
     def close(self) -> None:
         """Close the connections of this thread."""

@@ -144,6 +144,11 @@ class Trainer:
         """Whether a checkpoint includes all committed steps."""
         return self._inner.is_saved
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether `draw` returns None from now on: after the last step, or if the run is to stop."""
+        return self._inner.has_ended
+
     def draw(self, wait: float | None = None) -> Batch | None:
         """Lease the rows of the next step. A batch that is not committed yet is given back.
 

@@ -256,12 +256,17 @@ def begin(
         chosen: `samples`, and `temperature` and `max_new_tokens`; None for the configuration's values.
 
     Raises:
-        ConfigError: if the run has no such version, or its checkpoint is gone.
+        ConfigError: if the run has no such version, or its checkpoint is gone, or a program explores it.
         NotFound: if a taskset does not exist.
     """
     from trinity_db.store import evaluations, policies, runs
 
     explorer = config.explorer
+    if explorer.is_external:
+        raise ConfigError(
+            f"Run '{run.name}' is explored by a program of yours (explorer.workflow: external), and only "
+            "explorers evaluate: measure its versions in the program."
+        )
     for name in ("temperature", "max_new_tokens"):
         if chosen[name] is None:
             chosen[name] = getattr(explorer, name)

@@ -119,8 +119,11 @@ def run(
 
             if not run_processors(config, drain=True):
                 raise KeyboardInterrupt
-        if config.is_external:
-            logger.info("waits for your program, which trains run '%s' (docs/guides/python.md)", config.name)
+        if config.waits_for:
+            logger.info(
+                "waits for your program, which %s run '%s' (docs/guides/python.md)",
+                *(config.waits_for, config.name),
+            )
         processes = processes_of(config, arguments, once)
         children = in_cluster.actors(config, processes, database, run_row) if address else processes
         shown = nullcontext() if quiet else first_task.logged(database, run_row, config)
@@ -140,9 +143,11 @@ def roles_of(config: RunConfig) -> dict[str, str]:
     """Return the processes that a run needs, by name, with the role of each.
 
     Online: explorers, processors and the trainer. Offline: the trainer, and processors if they archive or
-    remove old rows. Without the trainer if a program outside of trinity-db trains.
+    remove old rows. Without trainer or explorers if a program outside of trinity-db does their work.
     """
     trainer = {} if config.is_external else {"train": "train"}
+    if config.is_online and config.explorer.is_external:
+        return {"process": "process", **trainer}
     if config.is_online:
         first = "serve" if config.explorer.is_served else "explore"
         others = {f"explore-{number}": "explore" for number in range(2, config.explorers + 1)}

@@ -46,12 +46,12 @@ def check_fits(config: RunConfig) -> None:
 
     check_source(config.model, is_decoded(config), config.explorer.record_routing)
     check_weights(config)
-    if not config.explorer.is_served:
+    if not (config.explorer.is_served or config.explorer.is_external):
         of(config.explorer)
     config.explorer.engine.check()
     tasks.check(config.explorer.tasks)
     sampler_of(config.sampler)
-    check_spare(config)
+    check_members(config)
     lists.check(config.processors, config.model)
     if _may_not_fit(config):
         from trinity_db.run.trainer_setup import trainer_setup
@@ -61,20 +61,23 @@ def check_fits(config: RunConfig) -> None:
 
 def is_decoded(config: RunConfig) -> bool:
     """Whether the engine `transformers` samples from the model."""
-    return config.is_online and isinstance(config.explorer.engine, TransformersConfig)
+    explorer = config.explorer
+    return config.is_online and not explorer.is_external and isinstance(explorer.engine, TransformersConfig)
 
 
-def check_spare(config: RunConfig) -> None:
-    """Refuse spare members if no member may be left out.
+def check_members(config: RunConfig) -> None:
+    """Check that each group has the members that its algorithm compares.
 
     Raises:
-        ConfigError: if the algorithm uses the greedy member.
+        ConfigError: if the algorithm uses the greedy member, and groups may lack it.
     """
-    if config.explorer.spare and compares_with_greedy(config.algorithm):
-        raise ConfigError(
-            f"explorer.spare: algorithm {config.algorithm.name} compares with the greedy rollout of each "
-            "group, which may not be among the first; leave out spare."
-        )
+    explorer = config.explorer
+    if not (explorer.spare or explorer.is_external) or not compares_with_greedy(config.algorithm):
+        return
+    needs = f"algorithm {config.algorithm.name} compares with the greedy rollout of each group, which"
+    if explorer.is_external:
+        raise ConfigError(f"explorer.workflow: external: {needs} no program is asked for; take another one.")
+    raise ConfigError(f"explorer.spare: {needs} may not be among the first; leave out spare.")
 
 
 def check_weights(config: RunConfig) -> None:

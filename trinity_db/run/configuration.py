@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, Validat
 
 from trinity_db.config.base import RUN_NAME, STORED, Change, Kept, Settings, hint, home, marked, validate
 from trinity_db.config.shared import ModelConfig
-from trinity_db.explorer.config import SERVED, EvaluationConfig, ExplorerConfig
+from trinity_db.explorer.config import EXTERNAL, SERVED, EvaluationConfig, ExplorerConfig
 from trinity_db.insight.sinks.config import MetricsConfig
 from trinity_db.processors.config import PeopleConfig, ProcessorsConfig
 from trinity_db.ray.config import RayConfig
@@ -119,7 +119,8 @@ class RunConfig(Settings):
         explorer, processors = content.get("explorer"), content.get("processors", {})
         workflow = explorer.get("workflow") if isinstance(explorer, dict) else None
         has_check = isinstance(workflow, dict) and workflow.get("check") is not None
-        if (has_check or workflow == SERVED) and isinstance(processors, dict) and "score" not in processors:
+        brings_rewards = has_check or workflow in (SERVED, EXTERNAL)
+        if brings_rewards and isinstance(processors, dict) and "score" not in processors:
             return {**content, "processors": {**processors, "score": []}}
         return content
 
@@ -162,6 +163,10 @@ class RunConfig(Settings):
             if _at_defaults(dumped, [key]) != dumped:
                 if key in _OF_BUILT_IN_TRAINER:
                     raise ValueError(f"algorithm external trains in a program of yours: leave out {key}")
+                if key in _OF_BUILT_IN_EXPLORER and self.is_online:
+                    raise ValueError(
+                        f"explorer.workflow: external explores in a program of yours: leave out {key}"
+                    )
                 raise ValueError(f"algorithm {self.algorithm.name} trains on {trained_on}: leave out {key}")
         return self
 
@@ -319,6 +324,12 @@ class RunConfig(Settings):
         return isinstance(self.algorithm, ExternalConfig)
 
     @property
+    def waits_for(self) -> str:
+        """Work of the run that a program outside of trinity-db does; empty: none."""
+        explores = self.is_online and self.explorer.is_external
+        return " and ".join(["explores"] * explores + ["trains"] * self.is_external)
+
+    @property
     def attempts_need_reward(self) -> bool:
         """Whether an attempt must bring its reward: the algorithm reads it, and nothing else gives one."""
         algorithm = self.algorithm
@@ -350,7 +361,9 @@ class RunConfig(Settings):
     @property
     def _unread(self) -> tuple[str, ...]:
         """Keys that this kind of run does not read."""
-        return (*self._unread_rows, *(_OF_BUILT_IN_TRAINER if self.is_external else ()))
+        of_trainer = _OF_BUILT_IN_TRAINER if self.is_external else ()
+        of_explorer = _OF_BUILT_IN_EXPLORER if self.is_online and self.explorer.is_external else ()
+        return (*self._unread_rows, *of_trainer, *of_explorer)
 
     @property
     def _unread_rows(self) -> tuple[str, ...]:
@@ -409,6 +422,13 @@ _OF_BUILT_IN_TRAINER = tuple(
     f"trainer.{name}" for name in TrainerConfig.model_fields if name not in _READ_BY_PROGRAM
 )
 """Keys that a run without our trainer does not read. Its program and its explorers read the others."""
+
+_READ_BY_EXPLORING_PROGRAM = ("workflow", "group_size", "tasks", "backlog", "temperature", "max_new_tokens")
+_OF_BUILT_IN_EXPLORER = (
+    *(f"explorer.{name}" for name in ExplorerConfig.model_fields if name not in _READ_BY_EXPLORING_PROGRAM),
+    *("explorers", "evaluation"),
+)
+"""Keys that a run without our explorers does not read."""
 
 _DEFAULTS: dict[str, Any] = {
     "taskset": None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trinity_db.errors import ConfigError
 from trinity_db.run import joining
-from trinity_db.run.checks import check_spare, check_weights, is_decoded
+from trinity_db.run.checks import check_members, check_weights, is_decoded
 from trinity_db.run.configuration import RunConfig
 from trinity_db.store import groups, runs
 from trinity_db.trainer.recipes.recipes import compares_with_greedy, has_own_parts
@@ -37,16 +37,17 @@ def run_explorer(
     from trinity_db.explorer.service import Explorer, ExplorerSetup
 
     # Before the run is created: these report errors in the user's code.
-    workflow = of(config.explorer) if address is None or address.offers is None else address.offers
+    offers = None if address is None or config.explorer.is_external else address.offers
+    workflow = of(config.explorer) if offers is None else offers
     record_routing = config.explorer.record_routing
     engine = engines.create(config.explorer.engine, config.model, record_routing=record_routing)
     tasks.check(config.explorer.tasks)
-    check_spare(config)
+    check_members(config)
     if has_own_parts(config.algorithm):
         from trinity_db.trainer.algorithms.compositions import create
 
         create(config.algorithm)
-    pace = _pace(config, most)
+    pace = pace_of(config, most)
     database, run = joining.open_run(config, change)
     if most is not None:
         from trinity_db.trainer.checkpoints import publish_initial
@@ -95,7 +96,7 @@ def _check_source(config: RunConfig, publishes: bool) -> None:
         Bucket(weights)  # read access is enough
 
 
-def _pace(config: RunConfig, most: int | None) -> groups.Pace:
+def pace_of(config: RunConfig, most: int | None = None) -> groups.Pace:
     """Return the limit on how far explorers may run ahead.
 
     Raises:

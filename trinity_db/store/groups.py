@@ -138,8 +138,11 @@ class Step:
     """Whether it is one of the attempt's sequences, each of which has the reward of the whole attempt."""
 
     def __post_init__(self) -> None:
-        for name, text in (("prompt", self.prompt), ("state", self.state)):
-            if text is not None and not isinstance(text, str):
+        texts = {"prompt": self.prompt, "response": self.response}
+        if self.state is not None:
+            texts["state"] = self.state
+        for name, text in texts.items():
+            if not isinstance(text, str):
                 raise TypeError(f"The {name} of a step is {type(text).__name__}, not text.")
         named_rewards(self.reward)  # raises if it is invalid
 

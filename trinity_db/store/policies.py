@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_db.errors import LeaseLost
+from trinity_db.errors import ConfigError, LeaseLost, TrinityError
 from trinity_db.postgres.connection import Transaction
 from trinity_db.schema.queries import query
 from trinity_db.store import evaluations, runs
@@ -45,6 +45,10 @@ class PolicyVersion:
     def folders(self) -> list[Path]:
         """Folders of its weights and its checkpoint."""
         return [self.checkpoint, *([self.resumed.folder] if self.resumed else [])]
+
+
+class TooStale(TrinityError):
+    """A rollout's version is too far behind the newest one, so that no step will draw it."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,28 @@ def latest_version(tx: Transaction, run_id: int) -> int | None:
     assert row is not None
     version: int | None = row["version"]
     return version
+
+
+def check_sampled(tx: Transaction, run_id: int, versions: Sequence[int], max_staleness: int | None) -> None:
+    """Check that tokens of these versions may be trained on.
+
+    Raises:
+        ConfigError: if the run has no such version.
+        TooStale: if one is farther than `max_staleness` from the newest version.
+    """
+    values = {"run_id": run_id, "versions": list(versions), "max_staleness": max_staleness}
+    row = tx.execute(query("wrong_versions"), values).fetchone()
+    if row is None:
+        return
+    if row["is_unknown"]:
+        raise ConfigError(
+            f"The run has no version {row['version']}; its newest is {row['newest']}. Name the version whose "
+            "weights sampled the tokens."
+        )
+    raise TooStale(
+        f"Version {row['version']} is {row['staleness']} versions behind the newest, {row['newest']}, and "
+        f"the run's max_staleness is {max_staleness}."
+    )
 
 
 def seconds_since(tx: Transaction, run_id: int, version: int) -> float:

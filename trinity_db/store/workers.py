@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -24,6 +24,17 @@ class Released:
 
     def __bool__(self) -> bool:
         return bool(self.experiences or self.groups)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Ids of what a worker works on."""
+
+    experiences: Collection[int] = ()
+    groups: Collection[int] = ()
+
+
+NOTHING = Held()
 
 
 @dataclass(frozen=True)
@@ -244,13 +255,14 @@ def release_leases(tx: Transaction, run_id: int, lease_seconds: float) -> Releas
     return Released(row["experiences"], row["groups"])
 
 
-def release_own(tx: Transaction, worker_id: int, keep: Sequence[int] = ()) -> Released:
+def release_own(tx: Transaction, worker_id: int, keep: Held = NOTHING) -> Released:
     """Release what a worker has claimed but does not process, for example because the claim's reply was lost.
 
     Args:
-        keep: the experiences that it is processing.
+        keep: what it is working on.
     """
-    row = tx.execute(query("release_own_leases"), {"worker_id": worker_id, "keep": list(keep)}).fetchone()
+    kept = {"keep": [*keep.experiences], "keep_groups": [*keep.groups]}
+    row = tx.execute(query("release_own_leases"), {"worker_id": worker_id, **kept}).fetchone()
     assert row is not None
     return Released(row["experiences"], row["groups"])
 

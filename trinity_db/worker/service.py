@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from types import FrameType
@@ -77,10 +78,9 @@ class Service:
     def release(self) -> None:
         """Finish or release unfinished work. Subclasses override it. May be repeated, like `start`."""
 
-    def held(self) -> list[int]:
-        """Return the experiences that this worker holds between two pieces of work. Subclasses override
-        it."""
-        return []
+    def held(self) -> workers.Held:
+        """Return what this worker holds between two pieces of work. Subclasses override it."""
+        return workers.NOTHING
 
     def is_done(self) -> bool:
         """Whether there will never be more work. Called after `work` has returned False."""
@@ -246,22 +246,28 @@ class Service:
     def _step(self) -> bool:
         """Do one piece of work, or wait for a notification. Return True if there will never be more work."""
         self._news.clear()
-        if time.monotonic() < self._lost_claim_until:
-            # Between two steps it holds only these; any other leases belong to the lost connection.
-            with self.database.transaction() as tx:
-                workers.release_own(tx, self.worker_id, self.held())
-            self._lost_claim_until = min(self._lost_claim_until, time.monotonic() + LEASE_SECONDS)
-        try:
+        with self._claims_known():
             if self.work():
                 return False
-        except DatabaseUnavailable:
-            # The server may have committed a claim whose response was lost, or may still commit it.
-            self._lost_claim_until = math.inf
-            raise
         if self.is_done():
             return True
         self._news.wait(POLL_SECONDS)
         return False
+
+    @contextmanager
+    def _claims_known(self) -> Iterator[None]:
+        """Context of a claim that first releases what an earlier one leased on a lost connection."""
+        if time.monotonic() < self._lost_claim_until:
+            # Now it holds only `held()`; any other leases belong to the lost connection.
+            with self.database.transaction() as tx:
+                workers.release_own(tx, self.worker_id, self.held())
+            self._lost_claim_until = min(self._lost_claim_until, time.monotonic() + LEASE_SECONDS)
+        try:
+            yield
+        except DatabaseUnavailable:
+            # The server may have committed a claim whose response was lost, or may still commit it.
+            self._lost_claim_until = math.inf
+            raise
 
     def _sign_off(self) -> None:
         """Release this worker's leases and end its row. If the database stays away, the leases expire."""

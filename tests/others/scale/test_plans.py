@@ -103,8 +103,9 @@ class Store:
         last = self.groups // 64 - 62
         return columns | {
             "run_id": 1, "worker_id": 1, "limit": 64, "size": 64, "after": 8 * (self.groups - 2000),
-            "suspect": 2, "keep": [], "ids": rows, "rewarded": rows, "among": None, "group_ids": groups,
-            "experience_ids": rows, "rollout_ids": rows, "batch_id": last, "batch_ids": [last],
+            "suspect": 2, "keep": [], "keep_groups": [], "ids": rows, "rewarded": rows, "among": None,
+            "group_ids": groups, "experience_ids": rows, "rollout_ids": rows, "batch_id": last,
+            "batch_ids": [last],
             "processor": "clean", "processor_version": 1, "requires_reward": None, "wait_seconds": None,
             "min_group_size": 2, "drop_equal_rewards": True, "solved_reward": 1.0, "selection": "positives",
             "version": 0, "versions_ahead": 0, "max_staleness": 1, "max_uses": 1, "keeps_adopted": True,
