@@ -95,11 +95,11 @@ class History:
 
     def steps(self, reward: Reward) -> list[Step]:
         """Return all steps, including the reward of the whole attempt, as described in `Policy.steps`."""
-        rest = [replace(step, reward=reward, shares_reward=not self._steps) for step in self._trained()]
-        if reward is None or rest or not self._steps:
-            return [*self._steps, *rest]
-        *before, last = self._steps
-        return [*before, replace(last, reward=_added(last.reward, reward))]
+        rest = self._trained()
+        if not self._steps:
+            return [replace(step, reward=reward, shares_reward=True) for step in rest]
+        *before, last = [*self._steps, *rest]
+        return [*before, last if reward is None else replace(last, reward=_added(last.reward, reward))]
 
     def _trained(self) -> list[Step]:
         """Return the open sequences without the calls that are left out of training."""

@@ -301,6 +301,18 @@ def test_gigpo_compares_what_was_done_in_equal_states_and_a_prompt_is_one(
     assert differences(scene) == []
 
 
+def test_gigpo_counts_the_reward_that_sequences_share_once(scene: Scene) -> None:
+    [group] = scene.claim(1)
+    several = attempt(group, 0, ["1", "1"])
+    shared = [replace(step, shares_reward=True) for step in several.steps]
+    scene.write([replace(several, steps=shared), rollout(group, 1, "1")])
+    scene.process()
+    assert [(reward, advantage) for _, _, reward, advantage, _ in draw(scene, recipe("gigpo"))] == [
+        (1.0, 0.0)
+    ] * 3
+    assert differences(scene) == []
+
+
 def test_a_greedy_member_comes_last_is_marked_and_weighs_nothing(scene: Scene) -> None:
     made = [rollout(nowhere(), member, response) for member, response in enumerate(("1", "0", "0.75"))]
     [group] = explore(scene, made, greedy=True)

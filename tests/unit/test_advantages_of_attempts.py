@@ -40,7 +40,8 @@ REWARDS, GROUPS, ROLLOUTS, STEPS, STATES, GREEDY = (list(column) for column in z
 PARTS: list[Callable[..., Floats]] = [
     lambda *columns: multi_step_group(*columns[:4]),
     lambda *columns: multi_step_group(*columns[:4], scale_rewards="batch", step_norm=True),
-    lambda *columns: gigpo(*columns[:5], scale_rewards="group"),
+    lambda *columns: gigpo(*(*columns[:5], [False] * len(columns[0])), scale_rewards="group"),
+    lambda *columns: gigpo(*(*columns[:5], [True] * len(columns[0])), scale_rewards="none"),
     lambda *columns: remax(columns[0], columns[1], columns[2], columns[3], columns[5]),
 ]
 """Each takes all columns in the order of ROWS."""
@@ -115,9 +116,8 @@ def test_gigpo_adds_what_attempts_and_what_steps_in_equal_states_are_worth(
     for rows in anchors.values():
         for row, of_step in zip(rows, relative([returns[row] for row in rows]), strict=True):
             expected[row] += omega * of_step
-    given = gigpo(
-        REWARDS, GROUPS, ROLLOUTS, STEPS, STATES, omega=omega, gamma=gamma, scale_rewards=scale_rewards
-    )
+    columns = REWARDS, GROUPS, ROLLOUTS, STEPS, STATES, [False] * len(ROWS)
+    given = gigpo(*columns, omega=omega, gamma=gamma, scale_rewards=scale_rewards)
     assert given == pytest.approx(expected, abs=1e-9)
 
 
@@ -146,7 +146,22 @@ def test_attempts_of_one_step_are_compared_as_rows_are() -> None:
     assert given == pytest.approx(group(rewards, groups), abs=1e-12)
     alone = np.arange(20)  # a state of its own for each
     centered = group(rewards, groups, scale_rewards="none")
-    assert gigpo(rewards, groups, rollouts, one, alone) == pytest.approx(centered, abs=1e-12)
+    shares = np.arange(20) % 2
+    assert gigpo(rewards, groups, rollouts, one, alone, shares) == pytest.approx(centered, abs=1e-12)
+
+
+def test_gigpo_takes_a_reward_that_the_rows_of_an_attempt_share_as_that_of_each() -> None:
+    """Three sequences that earned 0.3 together, beside two steps of 0.25 each, in two states."""
+    rewards, rollouts, shares = [0.3] * 3 + [0.25] * 2, [1] * 3 + [2] * 2, [True] * 3 + [False] * 2
+    steps, states = [0, 1, 2, 0, 1], [8, 9, 9, 8, 9]
+    given = gigpo(rewards, [0] * 5, rollouts, steps, states, shares, omega=2.0, gamma=0.5)
+    episodes = [0.3 - 0.4] * 3 + [0.5 - 0.4] * 2
+    first, second = (0.3 + 0.375) / 2, (0.3 + 0.3 + 0.25) / 3
+    returns = [0.3 - first, 0.3 - second, 0.3 - second, 0.375 - first, 0.25 - second]
+    expected = [episode + 2.0 * earned for episode, earned in zip(episodes, returns, strict=True)]
+    assert given == pytest.approx(expected, abs=1e-12)
+    alike = gigpo([0.1] * 4, [0] * 4, [1, 1, 1, 2], [0, 1, 2, 0], [5] * 4, [True] * 3 + [False])
+    assert not alike.any(), "exactly, or equal rewards would look different"
 
 
 @pytest.mark.parametrize("advantage", PARTS)

@@ -63,6 +63,7 @@ def batch(draws: str, has_experts: bool) -> Batch:
         "steps": np.zeros(size, np.int64),
         "states": np.zeros(size, np.int64),
         "greedy": np.zeros(size, np.bool_),
+        "shares_reward": np.zeros(size, np.bool_),
         "staleness": np.arange(size) % 2,
     }
     if draws != "groups":

@@ -226,6 +226,17 @@ def test_each_sequence_of_an_attempt_has_what_the_attempt_earned(
     assert [step.reward for step in made(attempt, reward)] == earned
 
 
+def test_sequences_after_the_last_step_are_a_step_of_which_the_last_has_what_the_attempt_earned() -> None:
+    async def attempt(asked: Policy) -> None:
+        await asked.sample([1])
+        asked.step(reward=0.5)
+        await asyncio.gather(asked.sample([1]), asked.sample([2]))
+
+    steps = made(attempt, 2.0)
+    assert [step.reward for step in steps] == [0.5, None, 2.0]
+    assert not any(step.shares_reward for step in steps)
+
+
 def test_calls_differ_in_their_seeds_and_a_repeated_attempt_has_the_same() -> None:
     def seeds(seed: int) -> list[int]:
         engine = Echo()

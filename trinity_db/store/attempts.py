@@ -39,7 +39,7 @@ def compare(
 
 
 def read(tx: Transaction, experience_ids: Sequence[int], columns: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Read the requested columns (rollouts, steps, states, greedy), [n] each. No columns: no query."""
+    """Read the requested columns (those of origin ATTEMPT), [n] each. No columns: no query."""
     if not columns:
         return {}
     values = {"ids": experience_ids, "with_states": "states" in columns}

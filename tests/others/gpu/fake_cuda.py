@@ -35,7 +35,7 @@ OF_THE_PASS = ("logprobs", "correct", "entropy")
 """Columns of the forward pass, which follows `prepare`."""
 PREPARED = ("divergence", "desirable", "old", "advantages", "values", "old_values", "returns")
 """Columns that `prepare` adds."""
-BOOLEAN = ("mask", "correct", "is_expert", "desirable", "greedy", "same_version")
+BOOLEAN = ("mask", "correct", "is_expert", "desirable", "greedy", "shares_reward", "same_version")
 WHOLE_NUMBERS = ("groups", "rollouts", "steps", "staleness")
 TOTALS = Totals(
     100, ROWS, ROWS, desirable_items=4, expert_tokens=10, expert_sequences=2, same_version_tokens=50

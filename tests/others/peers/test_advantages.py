@@ -279,7 +279,7 @@ def test_multi_step_group(seed: int, scale_rewards: Any, step_norm: bool) -> Non
 @pytest.mark.parametrize(("omega", "gamma"), [(1.0, 0.95), (0.5, 1.0)])
 def test_gigpo(seed: int, scale_rewards: Any, omega: float, gamma: float) -> None:
     rows = attempts(seed)
-    columns = rows.columns("rewards", "groups", "rollouts", "steps", "states")
+    columns = *rows.columns("rewards", "groups", "rollouts", "steps", "states"), [False] * len(rows.rewards)
     given = advantages.gigpo(*columns, scale_rewards=scale_rewards, omega=omega, gamma=gamma)
     # It divides by 1 + epsilon where it does not scale.
     scale = {"fnorm": "std"} if scale_rewards == "group" else {"fnorm": "none", "epsilon": 0.0}

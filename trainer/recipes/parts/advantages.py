@@ -3,7 +3,8 @@
 A part is f(columns, *, options) -> [n] float64. Each column has n numbers, one per row, in any order.
 `rewards` are the rewards. `groups`, `rollouts` and `states` are whole numbers: rows with the same number
 belong to the same rollout group, attempt, or state of the environment. `steps` is the position of a row in
-its attempt, from 0. `greedy` is true for an attempt sampled at temperature 0. The draw records the result.
+its attempt, from 0. `greedy` is true for an attempt sampled at temperature 0, and `shares_reward` for one
+whose rows each have the reward of the whole attempt. The draw records the result.
 
 In a group of one, the baseline is the row's own reward, so its advantage is 0, like in TRL and verl's
 rloo_vectorized. verl's other estimators and Trinity-RFT use the baseline 0, so that the advantage is the
@@ -199,6 +200,7 @@ def gigpo(
     rollouts: ArrayLike,
     steps: ArrayLike,
     states: ArrayLike,
+    shares_reward: ArrayLike,
     *,
     omega: Annotated[float, Field(ge=0)] = 1.0,
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.95,
@@ -212,6 +214,9 @@ def gigpo(
     return Σ_{k≥t} γ^{k-t} r_k among all steps of the group in the same state. Both are differences from the
     mean. With `scale_rewards: group` they are in standard deviations.
 
+    If each row of an attempt has the reward of the whole attempt, as the sequences of a program do, the rows
+    are no steps: the attempt's reward is their mean, and a row's return is its own reward.
+
     ω is `omega`. The discount γ is `gamma`: 0.95 in the paper, 1 in Trinity-RFT.
 
     Args:
@@ -224,12 +229,13 @@ def gigpo(
 
     Source: GiGPO, arXiv 2505.10978 section 4.
     """
-    reward = np.asarray(rewards, np.float64)
+    reward, shares = np.asarray(rewards, np.float64), np.asarray(shares_reward, np.bool_)
     last, attempt = _attempts(rollouts, steps)
-    episodes = np.bincount(attempt, reward)
+    episodes = np.where(shares[last], _mean(reward, attempt)[last], np.bincount(attempt, reward))
     of_episode = group(episodes, np.asarray(groups)[last], scale_rewards=scale_rewards)[attempt]
     anchors = _numbered(groups) * len(reward) + _numbered(states)
-    of_step = group(_returns(reward, attempt, steps, gamma), anchors, scale_rewards=scale_rewards)
+    returns = np.where(shares, reward, _returns(reward, attempt, steps, gamma))
+    of_step = group(returns, anchors, scale_rewards=scale_rewards)
     return of_episode + omega * of_step
 
 

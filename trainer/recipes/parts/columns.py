@@ -195,6 +195,13 @@ _DECLARED = (
         readers=("advantage",),
     ),
     Column(
+        "shares_reward",
+        "[B] bool",
+        "True where each row of an attempt has the reward of the whole attempt",
+        Origin.ATTEMPT,
+        readers=("advantage",),
+    ),
+    Column(
         "mismatched",
         "[B]",
         "log(policy / reference) of another row's response to a row's prompt, at the start of the step",
