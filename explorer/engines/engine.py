@@ -179,7 +179,7 @@ async def score(engine: Engine, token_ids: Sequence[int]) -> Scores:
     if method is None:
         raise ConfigError(
             "This engine has no method score, and cannot compute log-probabilities of given tokens: use "
-            "explorer.engine: transformers."
+            "explorer.engine: transformers or vllm."
         )
     scores: Scores = await method(token_ids)
     return scores

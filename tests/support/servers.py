@@ -42,7 +42,10 @@ class Server:
         """Whether it cannot load weights."""
         self.is_healthy = True
         self.says: float | Sequence[float] | None = -1.0
-        """The log-probability of each token of a prompt but the first, by its weights."""
+        """The log-probability of each token of a prompt but the first, by its weights. The token 0 is the
+        likeliest."""
+        self.while_scored: Callable[[], Awaitable[None]] | None = None
+        """Called before the log-probabilities of a prompt are returned."""
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -121,10 +124,13 @@ class VLLMServer(Server):
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
-        if body["sampling_params"].get("prompt_logprobs") is not None:
+        if (likeliest := body["sampling_params"].get("prompt_logprobs")) is not None:
+            if self.while_scored is not None:
+                await self.while_scored()
             tokens = body["token_ids"][1:]
+            top = {"0": {"logprob": -0.25}} if likeliest else {}
             entries = [
-                {str(token): {"logprob": said}}
+                {str(token): {"logprob": said}, **top}
                 for token, said in zip(tokens, self._scores(tokens), strict=True)
             ]
             said = None if self.says is None else [None, *entries]

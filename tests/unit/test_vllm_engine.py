@@ -26,6 +26,7 @@ from trinity_db.explorer.engines.vllm import refusals
 from trinity_db.explorer.engines.vllm.engine import VLLMEngine
 from trinity_db.models import build_scratch
 from trinity_db.models.canary import Canary
+from trinity_db.models.chat.prompts import PromptTooLong
 
 TOKENS = [1, 2, 3, 4]
 
@@ -189,6 +190,28 @@ def test_an_explorer_that_asks_for_a_refused_version_again_is_answered_at_once_a
         with pytest.raises(EngineFailed, match="could not use version 1 in 3 tries"):
             await told.load(1)
         assert len(told.starts) == 4
+
+    tell(story)
+
+
+def test_prompts_are_scored_by_one_version_alone(tell: Tell) -> None:
+    async def story(told: Told) -> None:
+        await told.load(0)
+        scored = 0
+
+        async def load_other_weights() -> None:
+            nonlocal scored
+            scored += 1
+            if scored == 1:
+                told.stand.while_scored = None
+                await told.load(1)
+                told.stand.while_scored, told.stand.says = load_other_weights, -2.0
+
+        told.stand.while_scored = load_other_weights
+        scores = await told.engine.score([5, 6, 7])
+        assert (scores.logprobs, scores.likeliest, scored) == ([-2.0] * 2, [(0, -0.25)] * 2, 2)
+        with pytest.raises(PromptTooLong, match="A prompt of 64 tokens does not fit"):
+            await told.engine.score([1] * 64)
 
     tell(story)
 

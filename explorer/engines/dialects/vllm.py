@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from trinity_db.explorer.engines.dialects.dialect import (
     ServerUnavailable,
     ServerUnusable,
 )
-from trinity_db.explorer.engines.engine import Completion, Request
+from trinity_db.explorer.engines.engine import Completion, Request, Scores
 
 _HINTS: Mapping[str, str] = {
     "/inference/v1/generate": "start vLLM with --enable-scale-out",
@@ -138,11 +139,34 @@ class VLLM:
 
     async def score(self, session: aiohttp.ClientSession, url: str, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each token of a prompt except the first, at temperature 1."""
-        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        return self._logprobs(url, await self._prompt(session, url, token_ids, likeliest=0), token_ids)
+
+    async def scores(self, session: aiohttp.ClientSession, url: str, token_ids: Sequence[int]) -> Scores:
+        """Return the same as `score`, and the likeliest token at each place."""
+        entries = await self._prompt(session, url, token_ids, likeliest=1)
+        logprobs = self._logprobs(url, entries, token_ids)
+        likeliest = [
+            max(((int(token), said["logprob"]) for token, said in entry.items()), key=itemgetter(1))
+            for entry in entries
+        ]
+        return Scores(logprobs, likeliest)
+
+    async def _prompt(
+        self, session: aiohttp.ClientSession, url: str, token_ids: Sequence[int], *, likeliest: int
+    ) -> list[dict[str, Any]]:
+        """Return objects for each token of a prompt except the first: log-probabilities by tokens' ids.
+
+        Args:
+            likeliest: number of tokens that an object has besides the prompt's.
+        """
+        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": likeliest, "detokenize": False}
         body = {**self._model, "token_ids": [*token_ids], "sampling_params": sampling}
         answer = await ask(session, "POST", url, "/inference/v1/generate", _HINTS, json=body)
-        # The first token has no entry; each other has an object with one entry, keyed by its id.
-        entries = (field(url, answer, "prompt_logprobs") or [])[1:]
+        entries = field(url, answer, "prompt_logprobs") or []
+        return list(entries[1:])  # the first token has no entry
+
+    @staticmethod
+    def _logprobs(url: str, entries: list[dict[str, Any]], token_ids: Sequence[int]) -> list[float]:
         logprobs = [
             field(url, entry, str(token), "logprob")
             for token, entry in zip(token_ids[1:], entries, strict=False)

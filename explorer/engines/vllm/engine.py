@@ -10,12 +10,12 @@ Each call runs in its caller's event loop. Resources of a loop live while calls 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from os import getpid
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -24,7 +24,7 @@ from trinity_db.config.shared import DEFAULT_PROMPTS, PromptConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.explorer.engines import folder
 from trinity_db.explorer.engines.dialects import VLLM, ServerUnavailable, ServerUnusable
-from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request, Scores
 from trinity_db.explorer.engines.settings import VLLMConfig
 from trinity_db.explorer.engines.stops import cut_off
 from trinity_db.explorer.engines.vllm import checkpoints
@@ -46,6 +46,8 @@ TOLERANCE = {"float32": 0.005, "float16": 0.1, "bfloat16": 0.3}
 """Maximum mean difference of the canary's log-probabilities in nats, by the server's number format. On a CPU
 they differ by 0.00001 in float32, and by 0.05 in bfloat16."""
 WARM_UP = (0, 0)  # prompt tokens for a checkpoint without a canary
+
+Answer = TypeVar("Answer", Completion, Scores)
 
 
 @dataclass(eq=False)
@@ -134,18 +136,47 @@ class VLLMEngine:
 
     async def generate(self, request: Request) -> Completion:
         length = len(request.prompt_ids)
+        self._check_length(length)
+        request = replace(request, max_new_tokens=min(request.max_new_tokens, self.context - length))
+
+        async def ask(calls: _Calls, session: aiohttp.ClientSession) -> Completion | None:
+            completion = await self._dialect.generate(
+                session, URL, request, end_tokens=self._end_tokens, version=0
+            )
+            return await self._counted(calls, completion)
+
+        return cut_off(self.tokenizer, await self._answered(ask), request.stop)
+
+    async def score(self, token_ids: Sequence[int]) -> Scores:
+        """Compute log-probabilities of given tokens, all by the same weights."""
+        self._check_length(len(token_ids))  # the server samples a token after them
+
+        async def ask(calls: _Calls, session: aiohttp.ClientSession) -> Scores | None:
+            loads = self._loads
+            scores = await self._dialect.scores(session, URL, token_ids)
+            return scores if loads == self._loads else None
+
+        return await self._answered(ask)
+
+    def _check_length(self, length: int) -> None:
         if not 0 < length < self.context:
             raise PromptTooLong(
                 f"A prompt of {length} tokens does not fit: this model accepts 1 to {self.context - 1}."
             )
-        request = replace(request, max_new_tokens=min(request.max_new_tokens, self.context - length))
+
+    async def _answered(
+        self, ask: Callable[[_Calls, aiohttp.ClientSession], Awaitable[Answer | None]]
+    ) -> Answer:
+        """Ask a live server with accepted weights until it answers.
+
+        Args:
+            ask: returns None if the answer does not count, because of the weights that it is from.
+        """
         async with self._call() as calls:
             for _ in range(TRIES):
                 server = await self._usable(calls)
                 try:
-                    completion = await self._dialect.generate(
-                        calls.session(server), URL, request, end_tokens=self._end_tokens, version=0
-                    )
+                    answer = await ask(calls, calls.session(server))
                 except ServerUnavailable as problem:
                     last: TrinityError = problem
                     await self._mend(calls, server, problem)
@@ -153,9 +184,9 @@ class VLLMEngine:
                 except ServerUnusable as problem:
                     raise EngineFailed(str(problem)) from problem
                 self._starts_in_vain = 0
-                if (counted := await self._counted(calls, completion)) is not None:
-                    return cut_off(self.tokenizer, counted, request.stop)
-                last = WrongWeights("its tokens were sampled from weights that were refused")
+                if answer is not None:
+                    return answer
+                last = WrongWeights("its weights were refused, or changed during the answer")
             raise EngineFailed(f"vLLM did not answer a request in {TRIES} tries, last: {last}")
 
     def close(self) -> None:

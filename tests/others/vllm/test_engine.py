@@ -16,7 +16,7 @@ import torch
 from tests.others.vllm import metrics
 from tests.others.vllm.references import References, versions_within
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request, Scores
 from trinity_db.explorer.engines.settings import VLLMConfig
 from trinity_db.explorer.engines.vllm.engine import VLLMEngine
 from trinity_db.explorer.engines.vllm.inside import trinity_worker
@@ -54,6 +54,9 @@ class Served:
 
     def load(self, folder: Path, version: int) -> None:
         self._runner.run(self.engine.load(folder, version))
+
+    def score(self, prompt: list[int]) -> Scores:
+        return self._runner.run(self.engine.score(prompt))
 
     def sample(self, requests: list[Request]) -> list[Completion]:
         return self.during(asyncio.sleep(0), requests)
@@ -196,6 +199,19 @@ def test_adapters_are_merged_while_responses_are_in_flight(
     merged = [path for path in server.folder.rglob("model.safetensors") if not path.is_symlink()]
     assert len(merged) == 1, "those of versions before are gone"
     served.load(checkpoints[0], 0)
+
+
+def test_prompts_are_scored_as_by_transformers(served: Served, checkpoints: list[Path]) -> None:
+    served.load(checkpoints[0], 0)
+    prompt = list(range(300))
+    expected = References({0: checkpoints[0]}).logprobs(0, prompt)
+    scores = served.score(prompt)
+    torch.testing.assert_close(
+        torch.tensor(scores.logprobs), expected[range(299), prompt[1:]], atol=1e-4, rtol=0
+    )
+    likeliest, highest = zip(*scores.likeliest, strict=True)
+    torch.testing.assert_close(torch.tensor(highest), expected.amax(-1), atol=1e-4, rtol=0)
+    assert list(likeliest) == expected.argmax(-1).tolist()
 
 
 def test_what_does_not_fit_is_refused(served: Served) -> None:
