@@ -312,13 +312,13 @@ def imported_columns() -> str:
 
 def converted_forms() -> str:
     """Return the forms that an import converts."""
-    rows = [f"| {form.name} | {_text(form.given)} | {_text(form.becomes)} |" for form in CONVERTED]
+    rows = [f"| {form.name} | {_text(form.input)} | {_text(form.becomes)} |" for form in CONVERTED]
     return "\n".join(["| form | given | becomes |", "| --- | --- | --- |", *rows, ""])
 
 
 def refused_data() -> str:
     """Return the data that an import refuses, with the reason that it prints."""
-    rows = [f"| {_text(refusal.given)} | {_text(refusal.reason.format('a', 'b'))} |" for refusal in REFUSED]
+    rows = [f"| {_text(refusal.input)} | {_text(refusal.reason.format('a', 'b'))} |" for refusal in REFUSED]
     return "\n".join(["| given | reason, with `a` and `b` for columns |", "| --- | --- |", *rows, ""])
 
 

@@ -245,7 +245,7 @@ class Policy:
 
     def go_on(self, resumed: ResumedAttempt) -> None:
         """Restore the samples from before the attempt was parked, in the same sequences and steps."""
-        calls = {call.number: call for call in resumed.said}
+        calls = {call.number: call for call in resumed.recorded}
 
         def again(numbers: Iterable[int]) -> None:
             for call in map(calls.pop, numbers):

@@ -11,7 +11,7 @@ from trinity_db.processors.lists.lists import LISTS, columns_of
 from trinity_db.processors.lists.step import Step
 from trinity_db.schema.states import Outcome
 from trinity_db.store import policies, priorities, processing
-from trinity_db.store.priorities import DuePriority, Found, PriorityFailure, Taken
+from trinity_db.store.priorities import ComputedPriorities, DuePriority, PriorityFailure, Taken
 from trinity_db.store.processing import StepVerdict
 from trinity_db.worker.service import LEASE_SECONDS
 
@@ -78,7 +78,7 @@ class Prioritiser:
             priorities.renew(tx, self._run_id, version)
             self._renewed_at = version
 
-    def _ask(self, taken: Taken) -> Found:
+    def _ask(self, taken: Taken) -> ComputedPriorities:
         crashed = {group.group_id: group for group in taken.due if group.attempt > self._max_attempts}
         rows = [Row(row, StepVerdict(row["id"], 1)) for row in taken.rows if row["group_id"] not in crashed]
         by_row: dict[int, dict[int, float]] = defaultdict(dict)
@@ -95,7 +95,7 @@ class Prioritiser:
         failures += [_crashed(group) for group in crashed.values()]
         # A group with rows left unjudged after a signal stays due.
         sizes = Counter(row["group_id"] for row in taken.rows)
-        return Found(
+        return ComputedPriorities(
             {
                 id: priorities_of_rows
                 for id, priorities_of_rows in by_row.items()
@@ -104,7 +104,7 @@ class Prioritiser:
             failures,
         )
 
-    def _watch_failures(self, taken: Taken, outcome: Found) -> None:
+    def _watch_failures(self, taken: Taken, outcome: ComputedPriorities) -> None:
         """Log failures, and stop if no priority can be computed.
 
         Raises:

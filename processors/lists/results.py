@@ -49,7 +49,7 @@ def of_scoring(step: Step, row: Mapping[str, Any], verdict: StepVerdict, result:
     if isinstance(result, Answer):
         result, detail = result.value, plain(result.detail)
     if isinstance(result, Score):
-        return replace(verdict, said=[*verdict.said, result])
+        return replace(verdict, model_scores=[*verdict.model_scores, result])
     if not isinstance(result, Mapping):
         result = {"": result}
     for part, value in result.items():

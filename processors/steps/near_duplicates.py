@@ -118,10 +118,10 @@ def band_rows(threshold: float) -> int:
     Two signatures agree in each hash with a probability equal to the Jaccard similarity of the sets.
     """
 
-    def found(rows: int) -> float:
+    def probability(rows: int) -> float:
         return float(1 - (1 - threshold**rows) ** (HASHES // rows))
 
-    return max(rows for rows in range(1, HASHES + 1) if found(rows) >= FOUND)
+    return max(rows for rows in range(1, HASHES + 1) if probability(rows) >= FOUND)
 
 
 def _signatures(sets: Sequence[frozenset[str]]) -> list[NDArray[np.uint32]]:

@@ -54,7 +54,7 @@ SELECT (SELECT count(*) FROM (SELECT FROM open LIMIT %(limit)s) o) AS open,
         FROM (SELECT FROM trinity.label l JOIN trinity.review v ON v.id = l.review_id
               WHERE v.run_id = %(run_id)s AND (v.other_id IS NOT NULL) = %(pairs)s AND l.author = %(author)s
                 AND l.state IN ('submitted', 'discarded')
-              LIMIT %(limit)s) g) AS given
+              LIMIT %(limit)s) g) AS verdicts
 
 -- name: people_unasked
 -- Number of rows that an active run waits for and that are not queued for people yet, up to :limit.

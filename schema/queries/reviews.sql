@@ -69,7 +69,7 @@ SELECT count(*) AS open,
        ) AS waiting,
        (SELECT count(*) FROM trinity.label l JOIN trinity.review v ON v.id = l.review_id
         WHERE v.run_id = %(run_id)s AND (v.other_id IS NOT NULL) = %(pairs)s AND l.author = %(author)s
-          AND l.state IN ('submitted', 'discarded')) AS given
+          AND l.state IN ('submitted', 'discarded')) AS verdicts
 FROM trinity.review q
 JOIN trinity.experience e ON e.id = q.experience_id AND e.state NOT IN ('dropped', 'expired')
 LEFT JOIN trinity.experience o ON o.id = q.other_id

@@ -208,7 +208,7 @@ def test_a_later_answer_stands_even_if_an_earlier_one_comes_after_it(scene: Scen
     assert not role.is_done(), "the other one is under way"
     rows = {row["id"]: 0.125 for row in slow.rows}
     with scene.database.transaction() as tx:
-        found = priorities.Found({slow.due[0].group_id: rows}, [])
+        found = priorities.ComputedPriorities({slow.due[0].group_id: rows}, [])
         priorities.finish(tx, scene.run.id, slow, found, 1, 3)
     assert scene.values(GROUPS) == pytest.approx([2.0])
     assert role.is_done()

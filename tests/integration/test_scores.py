@@ -135,7 +135,9 @@ def test_what_comes_too_late_is_not_stored(scene: Scene) -> None:
     found = payloads.read(scene.database, [row["id"] for row in claimed])
     scene.lose(scene.processor)
     said = {id: [scores.scored(id, MODEL, one, np.zeros(2))] for id, one in found.items()}
-    late = [processing.StepVerdict(row["id"], row["attempt"], said=said[row["id"]]) for row in claimed]
+    late = [
+        processing.StepVerdict(row["id"], row["attempt"], model_scores=said[row["id"]]) for row in claimed
+    ]
     assert finish_rows(scene, late, processing.SCORE) == set()
     assert scene.values(SCORED, "teacher") == []
 

@@ -47,7 +47,7 @@ class Interrupted(Service):
         self.is_released = True
 
 
-def ask(database: Database, run: runs.Run) -> stopping.Asked:
+def ask(database: Database, run: runs.Run) -> stopping.StopRequest:
     with database.transaction() as tx:
         return stopping.ask(tx, run, LEASE_SECONDS)
 

@@ -201,7 +201,7 @@ def test_an_explorer_s_login_goes_on_with_what_another_one_parked_and_a_labeller
         resumed = parks.resume(tx, theirs.explorer, again, 0, "another")
     assert resumed is not None
     assert (resumed.state, resumed.answer, resumed.attempt) == ({"draft": 1}, "yes", group.attempt)
-    assert [one.number for one in resumed.said] == [0]
+    assert [one.number for one in resumed.recorded] == [0]
     with pytest.raises(LeaseLost), mine.database.transaction() as tx:
         parks.park(tx, mine.explorer, agent, ticket, group.attempt, point, [])
     assert record(mine, call(agent, 2)) == 0

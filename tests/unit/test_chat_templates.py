@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.chat_templates import FILES, TOOLS, read, tokenizer
-from trinity_db.data.records.records import said
+from trinity_db.data.records.records import text_of
 from trinity_db.explorer.engines.folder import end_tokens
 from trinity_db.models.chat.prompts import ChatRenderer, UntokenizableText
 from trinity_db.models.chat.replies import Replies
@@ -76,7 +76,7 @@ def ours(
 ) -> tuple[list[int], list[bool]]:
     """All tokens, and which of them are trained. A lone turn of text is a text, as an import has it."""
     is_text = len(completion) == 1 and not completion[0].get("tool_calls")
-    response = said(completion) if is_text else completion
+    response = text_of(completion) if is_text else completion
     payload = Replies(ChatRenderer(reader)).payload({"messages": prompt, "tools": tools}, response, 10_000)
     return payload.token_ids.tolist(), payload.action_mask.tolist()
 

@@ -89,8 +89,8 @@ def test_values_that_are_given_stand_in_a_starting_file() -> None:
     text = starting_file.text("grpo", "begun", given)
     content = yaml.safe_load(text)
     assert (content["model"], content["trainer"]["steps"]) == ({"path": "models/one"}, 7)
-    assert starting_file.asked("grpo")["trainer.steps"] == 100
-    assert set(starting_file.asked("dpo")) > {"data", "algorithm", "trainer.epochs"}
+    assert starting_file.settings_of("grpo")["trainer.steps"] == 100
+    assert set(starting_file.settings_of("dpo")) > {"data", "algorithm", "trainer.epochs"}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)

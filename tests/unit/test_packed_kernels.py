@@ -116,13 +116,13 @@ def test_neighbours_of_one_length_are_computed_together_unless_they_are_cut_to_b
     window: int | None, runs: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed = []
-    one = packed_kernels._one
+    one = packed_kernels._attend_together
 
     def counted(query: Tensor, *others: Any) -> Tensor:
         computed.append((query.shape[2], query.shape[0]))
         return one(query, *others)
 
-    monkeypatch.setattr(packed_kernels, "_one", counted)
+    monkeypatch.setattr(packed_kernels, "_attend_together", counted)
     query, key, value = (one[:, :, : sum(LENGTHS)] for one in given(2))
     attend(query, key, value, Segments(LENGTHS), window, None)
     assert computed == runs

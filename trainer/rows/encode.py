@@ -103,7 +103,7 @@ def _encode(
             if text.traced is not None:
                 payload = _taken_over(traced[text.traced], vocabulary, max_length)
             else:
-                payload = replies.payload(text.task, text.said, max_length)
+                payload = replies.payload(text.task, text.full_response, max_length)
             encoded.append((text.id, payload))
         except PromptTooLong as error:
             refused.append((text.id, "prompt_too_long", str(error)))

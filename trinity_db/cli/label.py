@@ -156,11 +156,11 @@ def _judge(
             if claim is None:
                 goes_on = _at_the_end(session, keys)
             else:
-                goes_on = _one(output.console(sys.stdout), session, keys, claim, scores)
+                goes_on = _judge_claim(output.console(sys.stdout), session, keys, claim, scores)
             if not goes_on:
                 break
     left = session.progress()
-    print(f"Verdicts: {max(session.given, 0)}. Left to judge: {left.waiting} of {left.open}.")
+    print(f"Verdicts: {max(session.verdicts, 0)}. Left to judge: {left.waiting} of {left.open}.")
 
 
 @contextmanager
@@ -180,7 +180,9 @@ def _ending(keys: "Keys", session: "Session") -> Iterator[None]:
         session.close()
 
 
-def _one(console: "Console", session: "Session", keys: "Keys", claim: "ReviewClaim", scores: bool) -> bool:
+def _judge_claim(
+    console: "Console", session: "Session", keys: "Keys", claim: "ReviewClaim", scores: bool
+) -> bool:
     """Let the person judge one claim, or undo the last verdict; False to quit."""
     from trinity_db.cli.label_screen import END, print_claim
     from trinity_db.people import keys as known
@@ -229,9 +231,9 @@ def _at_the_end(session: "Session", keys: "Keys") -> bool:
     """Print that the queue is empty, and let the person undo the last verdict; False to quit."""
     from trinity_db.cli.label_screen import END
 
-    waits = "judged everything that waited for you" if session.given else "have nothing to judge"
+    waits = "judged everything that waited for you" if session.verdicts else "have nothing to judge"
     print(f"You {waits} in '{session.run.name}': {label_files.remedy(session.run, session.pairs)}.")
-    if not session.given and not session.progress().given:
+    if not session.verdicts and not session.progress().verdicts:
         return False
     keys.listen()
     print("u:undo  q:quit", flush=True)

@@ -60,12 +60,12 @@ def _give(database: "Database", run: "Run", verdicts: "list[FileVerdict]", file:
 
     def give() -> list[str]:
         with database.transaction() as tx:
-            return [_one(tx, run, verdict, file) for verdict in verdicts]
+            return [_record(tx, run, verdict, file) for verdict in verdicts]
 
     return database.retry(give, give_up=lambda: time.monotonic() > deadline)
 
 
-def _one(tx: "Transaction", run: "Run", verdict: "FileVerdict", file: Path) -> str:
+def _record(tx: "Transaction", run: "Run", verdict: "FileVerdict", file: Path) -> str:
     from trinity_db.errors import NotFound
     from trinity_db.store import verdicts
     from trinity_db.store.rewards import check_words

@@ -57,7 +57,7 @@ def status(
         if watch:
             _watch(database, run)
         elif as_json:
-            output.print_json(overview(database) if run is None else _one(database, run))
+            output.print_json(overview(database) if run is None else _run_status(database, run))
         else:
             output.console(sys.stdout).print(_picture(database, run))
 
@@ -78,7 +78,7 @@ def _watch(database: "Database", run: str | None) -> None:
             return
 
 
-def _one(database: "Database", name: str) -> dict[str, Any]:
+def _run_status(database: "Database", name: str) -> dict[str, Any]:
     from trinity_db.insight.status import detail
     from trinity_db.store import runs
 
@@ -93,7 +93,7 @@ def _picture(database: "Database", run: str | None) -> "RenderableType":
 
     if run is None:
         return _overview(overview(database))
-    details = _one(database, run)
+    details = _run_status(database, run)
     return output.facts({**words(details), "disk": disk.describe(details["disk"])})
 
 

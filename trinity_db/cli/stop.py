@@ -13,7 +13,7 @@ from trinity_db.cli import output
 if TYPE_CHECKING:
     from trinity_db.postgres.connection import Database
     from trinity_db.store.runs import Run
-    from trinity_db.store.stopping import Asked
+    from trinity_db.store.stopping import StopRequest
     from trinity_db.store.workers import Worker
 
 LOOK_SECONDS = 0.5  # between two checks of the workers that are alive
@@ -54,7 +54,7 @@ def stop(
     print(f"Stopped run '{run}': {_named(request.workers)}.")
 
 
-def _wait(database: "Database", run: "Run", request: "Asked") -> None:
+def _wait(database: "Database", run: "Run", request: "StopRequest") -> None:
     """Say which workers were asked, wait until none is alive, and report at intervals which still are."""
     from trinity_db.store import stopping
     from trinity_db.worker.service import LEASE_SECONDS

@@ -25,7 +25,7 @@ from trinity_db.data.records.records import (
     Task,
     Trajectory,
     Unpaired,
-    said,
+    text_of,
 )
 from trinity_db.data.traces.traces import TokenSequence, Trace
 from trinity_db.errors import ConfigError
@@ -309,7 +309,7 @@ def _texts(response: _Response) -> tuple[str, str, *tuple[Jsonb | None, ...]]:
     as_json = (task.messages, task.tools if task.messages else None, reply, response.extra or None)
     return (
         prompt,
-        said(reply),
+        text_of(reply),
         *(None if isinstance(value, str | None) else Jsonb(value) for value in as_json),
     )
 

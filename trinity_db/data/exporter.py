@@ -98,7 +98,7 @@ def _demonstrations(tx: Transaction, name: str) -> Iterator[Row]:
 
 def _preferences(tx: Transaction, name: str) -> Iterator[Row]:
     for row in _select(tx, "export_pairs", name):
-        prompt = _asked(row)
+        prompt = _prompt(row)
         yield _present(
             prompt=prompt,
             chosen=row["chosen_reply"] or _reply(row["chosen"], prompt),
@@ -108,7 +108,7 @@ def _preferences(tx: Transaction, name: str) -> Iterator[Row]:
             extra=_with(row, "chosen_experience", "rejected_experience"),
         )
     for row in _select(tx, "export_verdicts", name):
-        prompt = _asked(row)
+        prompt = _prompt(row)
         yield _present(
             prompt=prompt,
             completion=row["reply"] or _reply(row["response"], prompt),
@@ -120,7 +120,7 @@ def _preferences(tx: Transaction, name: str) -> Iterator[Row]:
 
 def _trajectories(tx: Transaction, name: str) -> Iterator[Row]:
     for row in _select(tx, "export_trajectories", name):
-        prompt = _asked(row)
+        prompt = _prompt(row)
         yield _present(
             prompt=prompt,
             response=row["reply"] or _reply(row["response"], prompt),
@@ -152,7 +152,7 @@ def _select(tx: Transaction, name: str, dataset: str) -> Iterator[DictRow]:
         yield from cursor
 
 
-def _asked(row: DictRow) -> Any:
+def _prompt(row: DictRow) -> Any:
     """Return the prompt: a plain text, or the task's conversation or text."""
     task = row["payload"]
     return row["asked"] or task.get("messages") or task["prompt"]

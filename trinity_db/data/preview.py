@@ -15,7 +15,7 @@ from trinity_db.data.records.records import (
     Task,
     Trajectory,
     Unpaired,
-    said,
+    text_of,
 )
 from trinity_db.data.traces.traces import Trace
 from trinity_db.models.chat.prompts import function_of
@@ -79,7 +79,7 @@ def _lines(messages: Sequence[Message], weight: int) -> Iterable[str]:
         weight: of assistant turns without a weight.
     """
     for message in messages:
-        body = _clipped("\n".join([*_thoughts(message), said([message])]))
+        body = _clipped("\n".join([*_thoughts(message), text_of([message])]))
         is_trained = message["role"] == "assistant" and message.get("weight", weight)
         yield f"{message['role']}: {_marked(body) if is_trained else body}"
 

@@ -76,7 +76,7 @@ class ChunkedHead(torch.autograd.Function):
         used = weight.to(dtype)
         scores = [
             from_logits(_logits(part, used, bias, *tempered), ids, entropy)
-            for part, ids, *tempered in _parts(len(weight), hidden, targets, *_given(temperatures))
+            for part, ids, *tempered in _parts(len(weight), hidden, targets, *_as_tuple(temperatures))
         ]
         logprobs, entropies, hits = (torch.cat(values) for values in zip(*scores, strict=True))
         ctx.save_for_backward(hidden, weight, bias, temperatures, targets, logprobs, entropies)
@@ -95,7 +95,7 @@ class ChunkedHead(torch.autograd.Function):
         by_bias = None if bias is None else torch.zeros_like(bias)
         if temperatures is not None:
             by_logprobs, by_entropies = by_logprobs / temperatures, by_entropies / temperatures
-        columns = (hidden, *scored, by_logprobs, by_entropies, by_hidden, *_given(temperatures))
+        columns = (hidden, *scored, by_logprobs, by_entropies, by_hidden, *_as_tuple(temperatures))
         for part, ids, logprob, entropy, by_logprob, by_entropy, by_part, *tempered in _parts(
             len(weight), *columns
         ):
@@ -119,7 +119,7 @@ class ChunkedHead(torch.autograd.Function):
         return by_hidden, by_weight, by_bias, None, None, None, None
 
 
-def _given(temperatures: Tensor | None) -> tuple[Tensor, ...]:
+def _as_tuple(temperatures: Tensor | None) -> tuple[Tensor, ...]:
     return () if temperatures is None else (temperatures,)
 
 

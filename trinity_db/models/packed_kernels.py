@@ -96,7 +96,7 @@ def _by_calls(
         calls, queries, torch.split(key, sizes, dim=2), torch.split(value, sizes, dim=2), strict=True
     ):
         several = [torch.unflatten(tensor[0], 1, (call.times, -1)).transpose(0, 1) for tensor in part]
-        output = _one(several[0], several[1], several[2], window, scale, call.mask)
+        output = _attend_together(several[0], several[1], several[2], window, scale, call.mask)
         attended.append(output.transpose(1, 2).flatten(0, 1)[None])
     return torch.cat(attended, dim=1)
 
@@ -113,7 +113,7 @@ def kernel_for(query: Tensor, key: Tensor, value: Tensor, *, has_window: bool) -
     return "flash" if _flash_is_right(query.device, dtype, size, heads, has_window) else "efficient"
 
 
-def _one(
+def _attend_together(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -135,7 +135,7 @@ def _one(
         return scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=shares > 1)
     length = key.shape[2]
     if context := length - query.shape[2]:
-        return _one(pad(query, (0, 0, context, 0)), key, value, window, scale)[:, :, context:]
+        return _attend_together(pad(query, (0, 0, context, 0)), key, value, window, scale)[:, :, context:]
     if window is not None and length > 2 * window:  # below that, blocks have more scores than the mask
         return _in_blocks(query, key, value, window, scale)
     if window is not None and length > window:

@@ -46,14 +46,14 @@ class _Router:
     """Index of its topk call that makes the choice."""
     layer: int | None
     """Index of its layer in the model, from its name."""
-    given: Tensor | None = None
+    forced: Tensor | None = None
     """[T, K] Forced choice; -1 where the router chooses."""
     notes: list[Tensor] | None = None
     """[T, K] The router's own choice, for each pass."""
 
     @property
     def has_work(self) -> bool:
-        return self.given is not None or self.notes is not None
+        return self.forced is not None or self.notes is not None
 
 
 class _Choosing(TorchFunctionMode):
@@ -75,9 +75,9 @@ class _Choosing(TorchFunctionMode):
         own = result[1]
         if self._router.notes is not None:
             self._router.notes.append(own.detach().flatten(0, -2))
-        if self._router.given is None:
+        if self._router.forced is None:
             return result
-        replayed = self._router.given.view(own.shape)
+        replayed = self._router.forced.view(own.shape)
         chosen = torch.where(replayed < 0, own, replayed)
         scores = args[0] if args else (kwargs or {})["input"]
         return torch.return_types.topk((scores.gather(-1, chosen), chosen))
@@ -139,7 +139,7 @@ class Routers:
         """Within this context, one call of the model appends each router's choice [T, K] to the list."""
         choices: list[Tensor] = []
         for router in self._routers:
-            router.given, router.notes = None, []
+            router.forced, router.notes = None, []
         try:
             yield choices
             choices += [router.notes[0] for router in self._routers if router.notes]
@@ -161,9 +161,9 @@ class Routers:
         """
         notes: list[list[Tensor]] = []
         for number, router in enumerate(self._routers):
-            router.given, router.notes = None, None
+            router.forced, router.notes = None, None
             if choice is not None:
-                router.given = choice[:, number] if forces else None
+                router.forced = choice[:, number] if forces else None
                 router.notes = []
                 notes.append(router.notes)
         return None if choice is None else Replay(choice, copies, notes)
@@ -219,7 +219,7 @@ def routers_of(model: Any) -> Routers | None:
         states: Tensor = decoder(input_ids=tokens, use_cache=False)[0]
         return states
 
-    candidates = _found(model, hidden, experts, chosen)
+    candidates = _find_routers(model, hidden, experts, chosen)
     if not candidates:
         return None
     forwards = [router.module.forward for router in candidates]
@@ -260,7 +260,7 @@ class _Looking(TorchFunctionMode):
         return result
 
 
-def _found(model: Any, call: Callable[[], Tensor], experts: int, chosen: int) -> list[_Router]:
+def _find_routers(model: Any, call: Callable[[], Tensor], experts: int, chosen: int) -> list[_Router]:
     """Find the modules with a topk call that looks like a choice of experts. The last such call counts:
     earlier ones choose groups of experts."""
     looking = _Looking(experts, chosen)

@@ -31,7 +31,7 @@ def _show(group: dict[str, Any]) -> None:
     Facts().show(_facts(group))
     layout.heading("Task")
     with element("div", "", "card"):
-        texts.show(asked(group["payload"]))
+        texts.show(task_text(group["payload"]))
     layout.heading("Attempts", "Side by side, in the order of the group. Rewards: value × weight, by source.")
     if not group["rows"] and not group["failures"]:
         element("p", "No attempt has ended yet. Reload this page later.", "empty")
@@ -66,7 +66,7 @@ def _facts(group: Mapping[str, Any]) -> list[Fact]:
     ]
 
 
-def asked(payload: Mapping[str, Any]) -> str:
+def task_text(payload: Mapping[str, Any]) -> str:
     """Text of a task: its prompt, or else its whole payload."""
     prompt = payload.get("prompt")
     fields = {key: value for key, value in payload.items() if key != "prompt"}

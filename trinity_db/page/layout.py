@@ -19,7 +19,7 @@ from trinity_db.postgres.connection import Database, first_line
 
 logger = logging.getLogger(__name__)
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 REFRESH_SECONDS = 10.0  # most steps take longer; reload to refresh earlier
 RESPONSE_SECONDS = 45.0  # a page runs a few statements of at most STATEMENT_SECONDS each
@@ -98,14 +98,14 @@ def heading(text: str, explained: str = "") -> None:
         element("p", explained, "explained")
 
 
-class Look(Generic[Found]):
+class Look(Generic[Result]):
     """One visitor's view of the store: it reads, shows, and reports errors."""
 
     def __init__(
         self,
         reader: Reader | Answers,
-        read: Callable[[Database], Found],
-        show: Callable[[Found], None],
+        read: Callable[[Database], Result],
+        show: Callable[[Result], None],
         gone: Callable[[], None],
         *,
         follows: bool,
@@ -148,7 +148,7 @@ class Look(Generic[Found]):
             self._looks = False
             self._rests_until = time.monotonic() + PAUSES * (time.monotonic() - begun)
 
-    async def ask(self) -> Found:
+    async def ask(self) -> Result:
         """Read what is shown, with one or more queries."""
         return await self._reader.ask(self._read, self._visitor)
 
@@ -172,10 +172,10 @@ class Look(Generic[Found]):
             await self.look()
 
 
-def once(reader: Reader, read: Callable[[Database], Found], build: Callable[[Found], None]) -> Look[Found]:
+def once(reader: Reader, read: Callable[[Database], Result], build: Callable[[Result], None]) -> Look[Result]:
     """Create a view whose content is built once, when it is read."""
 
-    def show(result: Found) -> None:
+    def show(result: Result) -> None:
         content.clear()
         with content:
             build(result)

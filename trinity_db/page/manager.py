@@ -13,7 +13,7 @@ from trinity_db.page.rights import Right, may
 from trinity_db.page.threads import Threads
 from trinity_db.postgres.connection import Transaction
 from trinity_db.store import runs, stopping, workers
-from trinity_db.store.stopping import Asked
+from trinity_db.store.stopping import StopRequest
 from trinity_db.store.workers import Worker
 from trinity_db.worker.service import LEASE_SECONDS
 
@@ -89,7 +89,7 @@ class Manager:
 
         return await self._threads.run(partial(self._decide, look))
 
-    async def stop(self, name: str) -> Asked:
+    async def stop(self, name: str) -> StopRequest:
         """Ask all workers of a run to stop. If none is alive, end the command that this page started for it.
 
         Such a command is preparing the run, or is waiting to restart its roles.
@@ -101,7 +101,7 @@ class Manager:
         started = self._launcher.started(name)
         is_there = started is not None and started.code is None
 
-        def ask(tx: Transaction) -> Asked:
+        def ask(tx: Transaction) -> StopRequest:
             run = runs.find(tx, name)
             return stopping.ask(tx, run, LEASE_SECONDS, must_work=not is_there)
 

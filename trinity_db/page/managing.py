@@ -9,7 +9,7 @@ from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.page import layout
 from trinity_db.page.elements import element
 from trinity_db.page.manager import Manager
-from trinity_db.store.stopping import Asked
+from trinity_db.store.stopping import StopRequest
 
 LOOK_SECONDS = 1.0  # between two checks of workers that were asked to stop
 
@@ -19,7 +19,7 @@ class Managing:
 
     def __init__(self, manager: Manager, run: str, on_change: Callable[[], None]) -> None:
         self._manager, self._run, self._on_change = manager, run, on_change
-        self._stop_request: Asked | None = None
+        self._stop_request: StopRequest | None = None
         self._is_asking = False
         self._notice = element("p", "", "notice lines", role="alert")
         self._notice.set_visibility(False)
@@ -71,7 +71,7 @@ class Managing:
         except TrinityError as error:
             self._tell(str(error))
         else:
-            self._progress.text = "Asked to stop."
+            self._progress.text = "StopRequest to stop."
             self._clock.activate()
             self._on_change()
         self._show()

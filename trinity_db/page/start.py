@@ -147,12 +147,12 @@ def _of_link(
 
 
 def _keys(purpose: str) -> list[str]:
-    return ["name", "model", *starting_file.asked(purpose)]
+    return ["name", "model", *starting_file.settings_of(purpose)]
 
 
 def _first_values(purpose: str, sources: Mapping[str, list[str]]) -> dict[str, str]:
     """Initial values of an empty form."""
-    values = {key: _written(value) for key, value in starting_file.asked(purpose).items()}
+    values = {key: _written(value) for key, value in starting_file.settings_of(purpose).items()}
     values |= {key: names[0] for key, names in sources.items() if key in values and names}
     return {"name": f"my-{purpose}", "model": "", **values}
 
@@ -162,7 +162,7 @@ def _form(purpose: str, shown: Mapping[str, str], sources: Mapping[str, list[str
     with element("form", "", "filters meant", aria_label="Settings of the file"), element("fieldset"):
         explained_field("name", NAME, shown["name"])
         explained_field("model", MODEL, shown["model"])
-        for key in starting_file.asked(purpose):
+        for key in starting_file.settings_of(purpose):
             if sources.get(key):
                 explained_choice(key, _text_of(key), sources[key], shown[key])
             else:
@@ -176,7 +176,7 @@ def _values(purpose: str, shown: Mapping[str, str], sources: Mapping[str, list[s
         ConfigError: if a value is not YAML.
     """
     values: dict[str, Any] = {}
-    for key in starting_file.asked(purpose):
+    for key in starting_file.settings_of(purpose):
         if shown[key] in sources.get(key, ()):
             values[key] = [shown[key]] if key == "data" else shown[key]
         elif shown[key]:

@@ -13,7 +13,7 @@ from trinity_db.page import layout, pass_rates, texts
 from trinity_db.page.charts import Chart, Point, draw
 from trinity_db.page.elements import Cell, Column, Fact, Facts, Rows, element
 from trinity_db.page.forms import MAX_VERSION, field, hidden, whole
-from trinity_db.page.group import asked, attempt
+from trinity_db.page.group import attempt, task_text
 from trinity_db.page.pass_rates import Task
 from trinity_db.page.reader import Reader
 from trinity_db.page.tasks import percent
@@ -96,7 +96,7 @@ def _show(run: str, task: Task) -> None:
     Facts().show(_facts(run, task.row))
     layout.heading("Task")
     with element("div", "", "card"):
-        texts.show(asked(task.row["payload"]))
+        texts.show(task_text(task.row["payload"]))
     layout.heading("By policy version", BOUNDS)
     draw(*_curves(task.versions))
     table = Rows("by policy version", COLUMNS, NO_VERSIONS)

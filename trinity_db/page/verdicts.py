@@ -177,7 +177,7 @@ def _facts(queue: Queue, author: str | None, pairs: bool) -> list[Fact]:
         return [Fact("wait", open_questions), unasked]
     return [
         Fact("you", author),
-        Fact("your verdicts", f"{_counted(progress.given)} on {kind}"),
+        Fact("your verdicts", f"{_counted(progress.verdicts)} on {kind}"),
         Fact("wait for you", f"{_counted(progress.waiting)} of {open_questions}"),
         unasked,
     ]

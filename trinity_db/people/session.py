@@ -38,7 +38,7 @@ class Session:
     """Question for rows or pairs that enter the queue."""
     patience: float = RETRY_SECONDS
     """Seconds for which it retries if no database answers."""
-    given: int = 0
+    verdicts: int = 0
     """Number of verdicts in this session, minus undone ones."""
     _claims: deque[ReviewClaim] = field(default_factory=deque)
     """Current claim, and those prepared after it."""
@@ -103,7 +103,7 @@ class Session:
             self._claims.popleft()
             raise
         self._claims.popleft()
-        self.given += 1
+        self.verdicts += 1
 
     def undo(self) -> bool:
         """Undo the last verdict, and make its item the current one; False without a verdict."""
@@ -112,7 +112,7 @@ class Session:
             return False
         # By its id: retried after an unclear commit, it does not undo an older verdict as well.
         self._claims.appendleft(self._retry(lambda tx: verdicts.undo(tx, last, self.author)))
-        self.given -= 1
+        self.verdicts -= 1
         return True
 
     def renew(self) -> None:

@@ -120,7 +120,7 @@ def check_name(name: object) -> str:
     return name
 
 
-def asked(purpose: str) -> dict[str, Any]:
+def settings_of(purpose: str) -> dict[str, Any]:
     """Return the dotted keys and values of a starting file, except those of the model."""
     content = {key: value for key, value in CONTENTS[purpose][1].items() if key != "model"}
     return dict(_flat(content))

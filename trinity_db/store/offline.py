@@ -52,7 +52,7 @@ class Text:
         return {"messages": self.messages, "tools": self.tools} if self.messages else {"prompt": self.prompt}
 
     @property
-    def said(self) -> str | list[dict[str, Any]]:
+    def full_response(self) -> str | list[dict[str, Any]]:
         """The response: messages if it is more than text."""
         return self.response if self.reply is None else self.reply
 

@@ -50,7 +50,7 @@ class ResumedAttempt:
     attempt: int
     agent: Entered
     """Agent that continues it."""
-    said: list[Call]
+    recorded: list[Call]
     """Its calls in order."""
 
 

@@ -46,7 +46,7 @@ class PriorityFailure:
 
 
 @dataclass(frozen=True)
-class Found:
+class ComputedPriorities:
     """Priorities that steps computed for the rows of groups."""
 
     by_row: Mapping[int, Mapping[int, float]]
@@ -89,7 +89,12 @@ def take(tx: Transaction, run_id: int, columns: tuple[str, ...], limit: int, sec
 
 
 def finish(
-    tx: Transaction, run_id: int, taken: Taken, outcome: Found, processor_version: int, max_attempts: int
+    tx: Transaction,
+    run_id: int,
+    taken: Taken,
+    outcome: ComputedPriorities,
+    processor_version: int,
+    max_attempts: int,
 ) -> None:
     """Write the computed priorities. A group for which the steps failed keeps its current priority."""
     _fail(tx, outcome.failures, max_attempts)

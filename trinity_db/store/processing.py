@@ -80,7 +80,7 @@ class StepVerdict:
     detail: Mapping[str, Any] | None = None
     events: Sequence[rewards.RewardEvent] = ()
     """Rewards recorded with it."""
-    said: Sequence[scores.Score] = ()
+    model_scores: Sequence[scores.Score] = ()
     """Scores from other models, recorded with it."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Findings of steps by name, for a row that passes."""
@@ -223,7 +223,7 @@ def finish(
             if len(held_ids) < len(verdicts):
                 locked = rewards.lock(tx, events)  # without the rows of refused verdicts
             rewards.follow(tx, run_id, *locked)
-        if judged_scores := [score for verdict in judged for score in verdict.said]:
+        if judged_scores := [score for verdict in judged for score in verdict.model_scores]:
             scores.write(tx, judged_scores)
     return held_ids
 

@@ -41,7 +41,7 @@ class Progress:
     """Reviews that lack a verdict."""
     waiting: int
     """Open reviews that this person may judge."""
-    given: int
+    verdicts: int
     """Verdicts from this person."""
 
 
@@ -92,7 +92,7 @@ def progress(tx: Transaction, run_id: int, author: str, pairs: bool) -> Progress
     values = {"run_id": run_id, "author": author, "pairs": pairs}
     row = tx.execute(query("count_queue"), values).fetchone()
     assert row is not None
-    return Progress(row["open"], row["waiting"], row["given"])
+    return Progress(row["open"], row["waiting"], row["verdicts"])
 
 
 def open_reviews(tx: Transaction, run_id: int, pairs: bool) -> list[WaitingReview]:

@@ -16,7 +16,7 @@ from trinity_db.store.workers import Worker
 
 
 @dataclass(frozen=True)
-class Asked:
+class StopRequest:
     """A request to stop."""
 
     at: datetime
@@ -25,7 +25,7 @@ class Asked:
     """Workers that were alive."""
 
 
-def ask(tx: Transaction, run: runs.Run, lease_seconds: float, *, must_work: bool = True) -> Asked:
+def ask(tx: Transaction, run: runs.Run, lease_seconds: float, *, must_work: bool = True) -> StopRequest:
     """Ask all workers of a run to finish their current work, release their leases and exit.
 
     Args:
@@ -40,7 +40,7 @@ def ask(tx: Transaction, run: runs.Run, lease_seconds: float, *, must_work: bool
     row = tx.execute(query("ask_to_stop"), {"run_id": run.id}).fetchone()
     assert row is not None
     runs.announce(tx, run.id)
-    return Asked(row["stop_asked_at"], alive)
+    return StopRequest(row["stop_asked_at"], alive)
 
 
 def at_work(tx: Transaction, run: runs.Run, asked_at: datetime, lease_seconds: float) -> list[Worker]:

@@ -57,12 +57,12 @@ class SynthesisFailure:
 
 def count_made(tx: Transaction, run_id: int) -> int:
     """Count the results made from the rows of a run."""
-    return int(_one(tx, "count_made", run_id)["made"])
+    return int(_only_row(tx, "count_made", run_id)["made"])
 
 
 def count_due(tx: Transaction, run_id: int) -> int:
     """Count the groups that are still to be asked about."""
-    return int(_one(tx, "count_due_sources", run_id)["groups"])
+    return int(_only_row(tx, "count_due_sources", run_id)["groups"])
 
 
 def take(
@@ -166,7 +166,7 @@ def release(tx: Transaction, worker_id: int, ids: Sequence[int]) -> None:
         tx.execute(query("release_sources"), {"ids": list(ids), "worker_id": worker_id})
 
 
-def _one(tx: Transaction, name: str, run_id: int) -> DictRow:
+def _only_row(tx: Transaction, name: str, run_id: int) -> DictRow:
     row = tx.execute(query(name), {"run_id": run_id}).fetchone()
     assert row is not None
     return row

@@ -72,10 +72,10 @@ class Sender:
         while True:
             time.sleep(LOOK_SECONDS)
             if self._store.add("asked", 0) != self._answered:
-                for digest, numbers in self._asked().items():
+                for digest, numbers in self._collect_requests().items():
                     self._send(digest, numbers)
 
-    def _asked(self) -> dict[str, list[int]]:
+    def _collect_requests(self) -> dict[str, list[int]]:
         """Collect concurrent requests, by digest."""
         begun = last = time.monotonic()
         count = self._answered

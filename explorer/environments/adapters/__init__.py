@@ -17,7 +17,7 @@ from trinity_db.errors import ConfigError
 class Adapter:
     """Location and requirements of an adapter's class."""
 
-    place: str
+    class_path: str
     """module:Class, with the module in this folder."""
     package: str | None = None
     """Package that it imports, beyond the dependencies of trinity-db."""
@@ -43,7 +43,7 @@ def find(name: str) -> Any:
     """
     if name not in ADAPTERS:
         return user_functions.find(name, "environment", dict.fromkeys(ADAPTERS, object))
-    module, _, attribute = ADAPTERS[name].place.partition(":")
+    module, _, attribute = ADAPTERS[name].class_path.partition(":")
     return getattr(import_module(f"{__name__}.{module}"), attribute)
 
 

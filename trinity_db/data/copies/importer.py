@@ -116,7 +116,7 @@ class _Moved:
             )
         return pc.add(ids, pa.scalar(self.offsets[name], pa.int64()))
 
-    def place(self, name: str, ids: Any) -> Any:
+    def shift_positions(self, name: str, ids: Any) -> Any:
         """Map positions in the order of a table's ids, keeping positions before or after all of them."""
         low, high = self.ids[name] or (0, 0)
         within = pc.min_element_wise(
@@ -355,7 +355,7 @@ def _moved_column(moved: _Moved, copied: Copied, batch: Any, name: str) -> Any:
     if name in copied.references:
         return moved.move(label, copied.references[name], values)
     if name in copied.places:
-        return moved.place(copied.places[name], values)
+        return moved.shift_positions(copied.places[name], values)
     if name == "id" and copied.has_ids:
         return moved.move(label, copied.name, values)
     match column.info.get("copied_as"):

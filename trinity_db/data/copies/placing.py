@@ -61,7 +61,7 @@ def placed(
         with folders.writable(target):
             for entry in manifest.checkpoints:
                 progress(f"checkpoint {entry.version}", 0)
-                places.append(_place(folder, target, entry))
+                places.append(_copy_version(folder, target, entry))
             durable.flush_all(target)
         yield places
     except DatabaseUnavailable:
@@ -76,7 +76,7 @@ def placed(
         raise
 
 
-def _place(folder: Path, target: Path, entry: folders.CheckpointEntry) -> policies.PolicyVersion:
+def _copy_version(folder: Path, target: Path, entry: folders.CheckpointEntry) -> policies.PolicyVersion:
     """Copy the weights of a version, and its checkpoint."""
     weights, source = folders.checkpoint_path(folder, entry.version), folders.resume_path(folder, entry)
     copied_weights = target / weights.name

@@ -52,7 +52,7 @@ def download(
         commit = HfApi().dataset_info(dataset, revision=revision).sha
         source = Source(dataset, str(commit), subset, split)
         if folder.exists():
-            return _found(folder, source), True
+            return _recorded_source(folder, source), True
         data = datasets.load_dataset(dataset, subset, split=split, revision=commit)
     except TrinityError:
         raise
@@ -65,7 +65,7 @@ def download(
     return source, False
 
 
-def _found(folder: Path, source: Source) -> Source:
+def _recorded_source(folder: Path, source: Source) -> Source:
     try:
         there = Source(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

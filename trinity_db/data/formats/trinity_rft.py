@@ -80,7 +80,7 @@ def _trace(steps: list[Row]) -> Row:
         turns[0]["metadata"][OURS]["attempt"] = "/".join(named)
     return {
         "turns": turns,
-        "prompt": _asked(first),
+        "prompt": _task(first),
         "extra": {NAME: [_kept(step)[NAME] | _tools(step) for step in steps]},
     }
 
@@ -112,7 +112,7 @@ def _turn(number: int, step: Row) -> Row:
     }
 
 
-def _asked(step: Row) -> Any:
+def _task(step: Row) -> Any:
     """Return the task: messages before the first answer, or the prompt's text; None if there are only
     tokens."""
     if step.get("messages"):

@@ -69,5 +69,5 @@ class Account:
         if self.left_out:
             lines.append(f"left out, since their names are taken: {', '.join(self.left_out)}")
         for form, count in self.converted.most_common():
-            lines.append(f"converted in {count}: {form.name}: {form.given} → {form.becomes}".replace("`", ""))
+            lines.append(f"converted in {count}: {form.name}: {form.input} → {form.becomes}".replace("`", ""))
         return lines

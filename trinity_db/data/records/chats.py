@@ -38,10 +38,10 @@ def tools(value: Any, name: str, forms: Conversions) -> list[Message]:
 def prompt(value: Any, name: str, forms: Conversions) -> Payload:
     """Return the prompt part of a task's payload."""
     value = conversation_or_text(value, name, forms)
-    return _asked(value, name) if isinstance(value, list) else {"prompt": text(value, name)}
+    return _as_prompt(value, name) if isinstance(value, list) else {"prompt": text(value, name)}
 
 
-def _asked(messages: list[Message], name: str) -> Payload:
+def _as_prompt(messages: list[Message], name: str) -> Payload:
     if not any(message["content"].strip() or message.get("tool_calls") for message in messages):
         raise Unfit(f"'{name}' is empty")
     return {"messages": messages}
@@ -100,10 +100,10 @@ def split(
         messages = _taught(messages, name, forms)
     *before, last = messages
     if last["role"] != "assistant":
-        return _asked(messages, name), None
+        return _as_prompt(messages, name), None
     if not before:
         raise Unfit(f"'{name}' holds a response without a prompt")
-    return _asked(before, name), last
+    return _as_prompt(before, name), last
 
 
 def _taught(messages: list[Message], name: str, forms: Conversions) -> list[Message]:
@@ -163,7 +163,7 @@ def _with_shared(
         if not shared:
             raise Unfit(f"'{labels[0]}' is missing, and '{labels[1]}' and '{labels[2]}' begin differently")
         forms.add(known.SHARED)
-        return _asked(shared, labels[1])
+        return _as_prompt(shared, labels[1])
     before = prompt.get("messages") or [user(prompt["prompt"])]
     if not shared:
         return {"messages": before}

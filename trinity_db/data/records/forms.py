@@ -33,7 +33,7 @@ class Conversion:
     """A form that an import converts."""
 
     name: str
-    given: str
+    input: str
     becomes: str
 
 
@@ -41,7 +41,7 @@ class Conversion:
 class Refusal:
     """Data for which a row is rejected."""
 
-    given: str
+    input: str
     reason: str
     """The printed reason, with a pair of braces for the name of each column."""
 

@@ -70,7 +70,7 @@ class Task(Record):
         """Return the prompt as text, for display and search; for a conversation, the text of its messages."""
         if self.messages is None:
             return str(self.payload["prompt"])
-        return said(self.messages)
+        return text_of(self.messages)
 
     @property
     def tools(self) -> list[Message] | None:
@@ -119,14 +119,14 @@ class Trajectory(Record):
     extra: dict[str, Any]
 
 
-def said(response: Response) -> str:
+def text_of(response: Response) -> str:
     """Return a response as text for display and search; tool calls are written as `name(arguments)`."""
     if isinstance(response, str):
         return response
-    return "\n\n".join(map(_said, response))
+    return "\n\n".join(map(_text_of_message, response))
 
 
-def _said(message: Message) -> str:
+def _text_of_message(message: Message) -> str:
     calls = []
     for call in message.get("tool_calls") or ():
         function = function_of(call)

@@ -89,7 +89,7 @@ class _Open:
         self.logprobs += [logprob for logprob, is_trained in zip(known, mask, strict=True) if is_trained]
         self.versions += _ours(turn, "versions", sum(mask)) or [NO_VERSION] * sum(mask)
         self.temperatures += _ours(turn, "temperatures", sum(mask)) or []
-        self.texts.append(_said(turn["response"]) or _shown(completion))
+        self.texts.append(_answer(turn["response"]) or _shown(completion))
 
     @property
     def payload(self) -> Payload:
@@ -179,7 +179,7 @@ def _sequence(joined: _Open, task: Task, reward: float | None) -> TokenSequence:
     payload, about = joined.payload, about_turn(joined.turn)
     if reward is None and about.get("reward") is not None:
         reward = checked_reward(about["reward"], f"metadata.{OURS}.reward")
-    task_payload = _asked(joined.turn["request"])
+    task_payload = _prompt(joined.turn["request"])
     prompt = Task(task_payload).prompt if task_payload is not None else task.prompt
     response = _optional_text(about, "response")
     return TokenSequence(
@@ -217,7 +217,7 @@ def _task(about: Row, turn: Row) -> Row:
     """Return the task's payload: from our export's metadata, or the request of the first turn."""
     exported = about.get("task")
     if exported is None:
-        return _asked(turn["request"]) or {"prompt": _shown(turn["prompt_token_ids"])}
+        return _prompt(turn["request"]) or {"prompt": _shown(turn["prompt_token_ids"])}
     if not isinstance(exported, dict) or not exported.keys() & {"prompt", "messages"}:
         raise Unfit(f"'metadata.{OURS}.task' must be an object with 'prompt' or 'messages'")
     payload = {name: value for name, value in exported.items() if value is not None}
@@ -228,7 +228,7 @@ def _task(about: Row, turn: Row) -> Row:
     return payload | chats.prompt(exported[name], label, set())
 
 
-def _asked(request: Mapping[str, Any]) -> Row | None:
+def _prompt(request: Mapping[str, Any]) -> Row | None:
     """Return the prompt of a request in a task's form; None if it has no text prompt."""
     try:
         return chats.prompt(conversation(request.get("messages"), "messages", set()), "messages", set())
@@ -238,7 +238,7 @@ def _asked(request: Mapping[str, Any]) -> Row | None:
     return {"prompt": prompt} if isinstance(prompt, str) and prompt.strip() else None
 
 
-def _said(response: Mapping[str, Any]) -> str | None:
+def _answer(response: Mapping[str, Any]) -> str | None:
     """Return the text of an OpenAI response, or of its message alone; None if it has none."""
     choices = response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else response

@@ -119,7 +119,7 @@ class Replies:
         for start, stop in spans:
             if position:
                 yield token_ids, True
-            yield self._asked(whole, position, start), False
+            yield self._tokenize_before(whole, position, start), False
             token_ids, position = encode(whole[start:stop], self._tokenizer), stop
         yield token_ids if self._turns.is_ended(whole[:position]) else self._ended(token_ids), True
 
@@ -132,10 +132,10 @@ class Replies:
         check_shown(rendering, messages, tools, _learned(messages))
         prompt, position = rendering.text, 0
         for start, stop in self._turns.taught(messages, rendering, tools):
-            yield self._asked(prompt, position, start), False
+            yield self._tokenize_before(prompt, position, start), False
             yield encode(prompt[start:stop], self._tokenizer), True
             position = stop
-        yield self._asked(prompt, position, len(prompt)), False
+        yield self._tokenize_before(prompt, position, len(prompt)), False
         token_ids = encode(text[_opened(prompt, text) :], self._tokenizer)
         mark = self._turns.end
         yield [*token_ids, *encode(mark, self._tokenizer)] if mark else self._ended(token_ids), True
@@ -145,7 +145,7 @@ class Replies:
         end = self._tokenizer.eos_token_id
         return token_ids if end is None or token_ids[-1:] == [end] else [*token_ids, end]
 
-    def _asked(self, text: str, start: int, stop: int) -> list[int]:
+    def _tokenize_before(self, text: str, start: int, stop: int) -> list[int]:
         """Tokenize the text before a turn. Each turn is tokenized separately, as explorers sample it."""
         part = text[start:stop]
         is_plain = start == 0 and not self._renderer.has_template
