@@ -27,6 +27,7 @@ from trinity_db.explorer.http.dialects.options import Refused, RequestContext
 from trinity_db.explorer.http.listener import EndpointAddress
 from trinity_db.explorer.http.log import CallLog
 from trinity_db.explorer.http.requests import (
+    IDEMPOTENCY_KEY,
     MAX_BYTES,
     Complain,
     Handler,
@@ -291,7 +292,8 @@ class Endpoint:
         if wanted is not None and not secrets.compare_digest(hash_of(key_of(request)), hash_of(wanted)):
             raise Refused(401, "The API key is not the key for taking attempts.", "invalid_api_key")
         self._connections.accept_key(request.transport)
-        offer = await offers.take(OFFER_SECONDS, lambda: request.transport is not None)
+        name = request.headers.get(IDEMPOTENCY_KEY)
+        offer = await offers.take(OFFER_SECONDS, lambda: request.transport is not None, name)
         if offer is None:
             raise Refused(
                 429,

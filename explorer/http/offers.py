@@ -25,9 +25,15 @@ class _Offer:
     """An attempt offered to programs."""
 
     task: Mapping[str, Any]
+    request: str | None = None
+    """Idempotency key of the request that took it."""
     is_taken: asyncio.Event = field(default_factory=asyncio.Event)
     agent: "asyncio.Future[Agent]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """The program's agent, once the attempt is taken."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.agent.done() and (self.agent.cancelled() or self.agent.result().finished.done())
 
 
 class Offers:
@@ -44,6 +50,8 @@ class Offers:
         self._seconds = seconds
         self._offered: deque[_Offer] = deque()
         """Offers, oldest first."""
+        self._taken: dict[str, _Offer] = {}
+        """Attempts by the idempotency key of the request that took them, until their end."""
         self._news = asyncio.Event()
 
     async def __call__(self, task: Mapping[str, Any], policy: Policy) -> None:
@@ -54,8 +62,17 @@ class Offers:
             TookTooLong: if it did not end in time, or is gone.
         """
         agent = cast("Agent | None", await policy.resumed_address())
-        if agent is None:
-            agent = await self._given_out(task, policy)
+        if agent is not None:
+            await self._end_of(agent)
+            return
+        offer = _Offer(task)
+        try:
+            await self._end_of(await self._given_out(offer, policy))
+        finally:
+            if offer.request is not None and self._taken[offer.request] is offer:
+                del self._taken[offer.request]
+
+    async def _end_of(self, agent: "Agent") -> None:
         if self._seconds is None:
             await _end_or_silence(agent)
             return
@@ -67,24 +84,35 @@ class Offers:
             raise TookTooLong(f"took longer than {self._seconds:g} s") from None
 
     async def take(
-        self, seconds: float, is_wanted: Callable[[], bool]
+        self, seconds: float, is_wanted: Callable[[], bool], request: str | None = None
     ) -> "tuple[Agent, Mapping[str, Any]] | None":
-        """Return the next attempt's agent and task; None if none is offered in time, or no longer wanted."""
+        """Return the next attempt's agent and task; None if none is offered in time, or no longer wanted.
+
+        Args:
+            request: idempotency key. The attempt that was taken with it is returned again until its end, as
+                the answer may have been lost on its way.
+        """
         try:
             async with asyncio.timeout(seconds):
-                while not self._offered:
+                while (taken := self._in_progress(request)) is None and not self._offered:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
             return None
         if not is_wanted():
             return None
-        offer = self._offered.popleft()
+        offer = taken or self._offered.popleft()
+        if request is not None:
+            offer.request, self._taken[request] = request, offer
+            self._news.set()  # a repetition may wait already
         offer.is_taken.set()
-        return await offer.agent, offer.task
+        return await asyncio.shield(offer.agent), offer.task
 
-    async def _given_out(self, task: Mapping[str, Any], policy: Policy) -> "Agent":
-        offer = _Offer(task)
+    def _in_progress(self, request: str | None) -> _Offer | None:
+        offer = None if request is None else self._taken.get(request)
+        return None if offer is None or offer.has_ended else offer
+
+    async def _given_out(self, offer: _Offer, policy: Policy) -> "Agent":
         self._offered.append(offer)
         self._news.set()
         try:

@@ -137,6 +137,23 @@ def error(message: str) -> Any:
     return {"error": {"message": message, "type": "permission_error", "param": None, "code": None}}
 
 
+def test_a_repeated_request_gets_the_attempt_whose_key_was_lost_until_it_ends(
+    serve: Serve, scene: Scene
+) -> None:
+    with serve(size=2) as served, ThreadPoolExecutor() as pool:
+        same, other = {"Idempotency-Key": "a"}, {"Idempotency-Key": "b"}
+        lost, given = pool.map(lambda _: served.post("/v1/attempts", **same), range(2))
+        assert lost == given == served.post("/v1/attempts", **same)
+        second = served.post("/v1/attempts", **other)[1]["key"]
+        assert second != given[1]["key"]
+        for key in (given[1]["key"], second):
+            served.say(key, "a?")
+            assert served.post(f"/v1/attempts/{key}/finish", 1)[1]["state"] == "finished"
+        assert served.post("/v1/attempts", **same)[0] == 429, "it would be another attempt"
+    assert scene.values(ERRORS) == [None, None]
+    assert scene.values("SELECT count(*) FROM trinity.agent") == [2]
+
+
 def test_a_reward_after_the_end_is_a_reward_event_like_any_other(serve: Serve, scene: Scene) -> None:
     with serve(size=1, needs_reward=True) as served:
         key = served.post("/v1/attempts")[1]["key"]
