@@ -81,6 +81,27 @@ class ExternalTrainer(Service):
         return self.stopping or self._is_at_end
 
     @property
+    def first_model(self) -> Path:
+        """Files of version 0, the starting model."""
+        return starting_model.first_model(self._files)
+
+    @property
+    def temperature(self) -> float:
+        """Sampling temperature of rows whose payload has none."""
+        return self._setup.temperature
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of the run, including those done."""
+        return self._length.steps
+
+    @property
+    def is_version_due(self) -> bool:
+        """Whether explorers were promised a version that includes the last step."""
+        setup = self._setup
+        return setup.is_online and self.step - self._policy.step >= setup.publish_every
+
+    @property
     def _is_at_end(self) -> bool:
         return self._is_exhausted or (self._length.is_last and self.step >= self._length.steps)
 
@@ -253,13 +274,12 @@ class ExternalTrainer(Service):
 
     def _check_explorers_go_on(self) -> None:
         """Raise an error if explorers may be waiting for a version: the draw would then wait for them."""
-        setup, step = self._setup, self._policy.step
-        is_due = self.step - step >= setup.publish_every
-        if is_due and setup.is_online and setup.max_staleness is not None:
+        setup = self._setup
+        if self.is_version_due and setup.max_staleness is not None:
             raise TrinityError(
                 f"Run '{self.run.name}' publishes a version every {setup.publish_every} steps, for which "
-                f"explorers wait, and the newest is of step {step}: publish one before this draw, or change "
-                "trainer.publish_every."
+                f"explorers wait, and the newest is of step {self._policy.step}: publish one before this "
+                "draw, or change trainer.publish_every."
             )
 
     def _check_is_between_steps(self, last_step: int, title: str) -> None:

@@ -106,6 +106,7 @@ def test_rows_have_what_the_store_has_and_no_transaction_waits(
     with store.trainer("sums") as trainer:
         assert (trainer.step, trainer.version, trainer.resume_folder) == (0, 0, None)
         assert (trainer.model_folder / "config.json").is_file()
+        assert (trainer.steps, trainer.temperature, trainer.start_folder) == (3, 1.0, trainer.model_folder)
         assert trainer.draw(wait=0) is None
         scene.make_ready(2, (1.0, 0.0, 0.0))
         batch = drawn(trainer)
@@ -118,7 +119,7 @@ def test_rows_have_what_the_store_has_and_no_transaction_waits(
                 stored["reward"],
                 stored["advantage"],
             )
-            assert (row.weight, row.staleness, row.pair_id) == (1.0, 0, None)
+            assert (row.weight, row.staleness, row.pair_id, row.temperatures) == (1.0, 0, None, None)
             assert row.token_ids.tolist() == stored["token_ids"]
             assert row.action_mask.tolist() == stored["action_mask"]
             assert row.versions is not None
@@ -188,8 +189,8 @@ def test_a_draw_that_would_wait_for_explorers_that_wait_for_a_version_is_refused
     scene = open_run(**keys)
     with store.trainer("sums") as trainer:
         scene.make_ready(4)
-        for _ in range(2):
-            drawn(trainer).commit()
+        due = [drawn(trainer).commit() and trainer.is_version_due for _ in range(2)]
+        assert due == [False, True]
         with pytest.raises(TrinityError, match=r"a version every 2 steps, .* newest is of step 0: publish"):
             trainer.draw()
         save(trainer.checkpoint())

@@ -39,6 +39,8 @@ class Row:
     """[k] Log-probability of each trained token when it was sampled. None: no policy sampled them."""
     versions: NDArray[np.int32] | None
     """[k] Policy version that sampled each trained token; -1: a policy of another run."""
+    temperatures: NDArray[np.float32] | None
+    """[k] Temperature at which each trained token was sampled. None: `Trainer.temperature` for all."""
     reward: float | None
     advantage: float | None
     """Reward compared with the group's, by the run's `algorithm.advantage`. None: draws is not groups."""
@@ -134,6 +136,11 @@ class Trainer:
         return self._inner.policy.checkpoint
 
     @property
+    def start_folder(self) -> Path:
+        """Files of version 0, the starting model, for a program that compares the policy with it."""
+        return self._inner.first_model
+
+    @property
     def resume_folder(self) -> Path | None:
         """Files of the newest checkpoint, from which the program continues. None before the first."""
         saved = self._inner.saved
@@ -148,6 +155,21 @@ class Trainer:
     def has_ended(self) -> bool:
         """Whether `draw` returns None from now on: after the last step, or if the run is to stop."""
         return self._inner.has_ended
+
+    @property
+    def is_version_due(self) -> bool:
+        """Whether the run's `trainer.publish_every` asks for a version that includes the last step."""
+        return self._inner.is_version_due
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of the run, including those done. A run over imported rows may have fewer."""
+        return self._inner.steps
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of the run's explorers, at which log-probabilities were computed."""
+        return self._inner.temperature
 
     def draw(self, wait: float | None = None) -> Batch | None:
         """Lease the rows of the next step. A batch that is not committed yet is given back.
@@ -232,7 +254,14 @@ def open_trainer(
 
 def _row(row: batches.Row) -> Row:
     payload = row.payload
-    for array in (payload.token_ids, payload.action_mask, payload.logprobs, payload.versions):
+    arrays = (
+        payload.token_ids,
+        payload.action_mask,
+        payload.logprobs,
+        payload.versions,
+        payload.temperatures,
+    )
+    for array in arrays:
         if array is not None:
             array.flags.writeable = False
     return Row(
@@ -243,6 +272,7 @@ def _row(row: batches.Row) -> Row:
         action_mask=payload.action_mask,
         logprobs=payload.logprobs,
         versions=payload.versions,
+        temperatures=payload.temperatures,
         reward=row.reward,
         advantage=row.advantage,
         weight=row.weight,
