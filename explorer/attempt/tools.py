@@ -24,6 +24,7 @@ from trinity_db.config import signatures
 from trinity_db.config.user_functions import describe_error, in_thread
 from trinity_db.errors import ConfigError
 from trinity_db.models.chat.decoding import response_text
+from trinity_db.models.chat.thoughts import cut
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ def parse(
     - JSON: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as written by Hermes, Qwen 2.5 and Qwen 3;
     - tags: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`, by Qwen 3.5.
 
-    Calls inside `<think>…</think>` are ignored.
+    Calls inside thoughts are ignored.
 
     Args:
         prompt: the prompt text; a template may start the answer there.
@@ -150,9 +151,9 @@ def parse(
     if getattr(tokenizer, "response_template", None) is not None:
         return _by_template(token_ids, prompt, tokenizer, schemas)
     text = response_text(token_ids, tokenizer)
-    thought, closed, rest = text.rpartition("</think>")
+    thought, rest = cut(text)
     calls = [_call(block, schemas) for block in _BLOCK.findall(rest)]
-    return (thought + closed + _BLOCK.sub("", rest)).strip() if calls else text, calls
+    return (thought + _BLOCK.sub("", rest)).strip() if calls else text, calls
 
 
 def has_call_end(tokenizer: Any) -> bool:

@@ -117,7 +117,7 @@ class Agent:
         self._is_concluded = False
         """Whether the rollout's rewards are final."""
         policy.calls.keep = self._keep
-        policy.calls.conversations.thoughts_are_apart = policy.renderer.shows_thoughts
+        policy.calls.conversations.thoughts_are_apart = bool(policy.renderer.thought_marks)
 
     def restore(self, resumed: ResumedAgent) -> None:
         """Restore the program's rewards and calls from the store."""
@@ -291,8 +291,8 @@ class Agent:
         if stop is not None:  # the protocols omit the stop string; it stays in the trained tokens
             text = text.partition(stop)[0]
         thought = ""
-        if question.messages and self.policy.renderer.shows_thoughts:
-            thought, text = split(text, sampled.prompt or "")
+        if question.messages:
+            thought, text = split(text, sampled.prompt or "", self.policy.renderer.thought_marks)
         return Answered(
             id=f"{self.id:x}-{sampled.number:x}",
             created=int(self.started_at.timestamp()),

@@ -15,7 +15,7 @@ from trinity_db.processors.lists.step import Answer, Context, step
 from trinity_db.processors.unit_tests.forms import UnitTest, of_task, prompt_of
 
 
-@step(version=2, batch=64)
+@step(version=3, batch=64)
 class CodeTests:
     """Scores the share of the task's unit tests that the code of the response passes.
 

@@ -14,7 +14,7 @@ from trinity_db.processors.children.pool import Pool, python
 from trinity_db.processors.lists.step import Context, step
 
 
-@step(version=2, batch=256)
+@step(version=3, batch=256)
 class MathMatch:
     """Scores 1 if the final answer is mathematically equal to the task's, using the package math-verify.
 

@@ -2,8 +2,8 @@
 
 If an attempt has several responses, each is scored. A task may have several right answers, as a list or under
 a key such as `target`; a response that equals one of them is correct. A row fails if its task has no answer,
-or one that the step cannot compare. If a response contains thoughts, the text after the last `</think>` is
-compared; a response that ends within a thought is compared as an empty one.
+or one that the step cannot compare. If a response contains thoughts, the text after the last one is compared;
+a response that ends within a thought is compared as an empty one.
 """
 
 import re
@@ -16,14 +16,14 @@ from trinity_db.processors.answers.numbers import accepted_numbers, final_number
 from trinity_db.processors.lists.step import step
 
 
-@step(version=2)
+@step(version=3)
 def exact_match(response: str, task: Mapping[str, Any], prompt: str = "") -> float:
     """Scores 1 if the response equals the answer, ignoring surrounding white space and thoughts."""
     answer_text = after_thoughts(response, prompt).strip()
     return float(answer_text in [answer.strip() for answer in accepted(task)])
 
 
-@step(version=2)
+@step(version=3)
 def position_match(response: str, task: Mapping[str, Any], prompt: str = "") -> float:
     """Scores the share of characters that match the answer at the same position; 1 only for the exact
     answer. Thoughts are ignored."""
@@ -46,7 +46,7 @@ def regex_match(response: str, task: Mapping[str, Any], *, pattern: str) -> floa
     return float((match[1] or "").strip() in answers)
 
 
-@step(version=2)
+@step(version=3)
 def number_match(response: str, task: Mapping[str, Any], prompt: str = "", *, after: str = "####") -> float:
     """Scores 1 if the last number of the response equals the answer's.
 

@@ -20,7 +20,7 @@ async def started(key: str, keyless_seconds: float) -> Endpoint:
     endpoint = Endpoint(UNUSED, "m", EndpointAddress(), keyless_seconds=keyless_seconds)
     await endpoint.start()
     calls = SimpleNamespace(conversations=SimpleNamespace())
-    policy: Any = SimpleNamespace(calls=calls, renderer=SimpleNamespace(shows_thoughts=False))
+    policy: Any = SimpleNamespace(calls=calls, renderer=SimpleNamespace(thought_marks=[]))
     endpoint.let_in(Entered(1, key, 0, {}, UNUSED), ClaimedGroup(1, 0, {}, [0]), 0, policy)
     return endpoint
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from trinity_db.models.chat.parts import Message
 from trinity_db.models.chat.prompts import ChatRenderer
+from trinity_db.models.chat.thoughts import marks_in
 from trinity_db.models.chat.turns import Turns
 
 _NAMES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
@@ -50,5 +52,7 @@ def _hidden(tokenizer: Any, template: str | None) -> frozenset[int] | None:
     outside = Turns(ChatRenderer(tokenizer)).outside(_TOOL, _CALL, _RESULT)
     added = tokenizer.added_tokens_decoder
     special = {number: token.content for number, token in added.items() if token.special}
-    hidden = frozenset(number for number, text in special.items() if text in named | outside)
+    # A system prompt of the template may explain marks of thoughts, so that they are around messages too.
+    shown = set(chain.from_iterable(marks_in(template or "")))
+    hidden = frozenset(number for number, text in special.items() if text in (named | outside) - shown)
     return None if len(hidden) == len(special) else hidden

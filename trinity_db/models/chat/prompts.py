@@ -18,7 +18,7 @@ from trinity_db.config.shared import DEFAULT_PROMPTS, PromptConfig
 from trinity_db.errors import ConfigError, TrinityError
 from trinity_db.io.interruptible_json import parse_json
 from trinity_db.models.chat.parts import THOUGHTS, Message, Part, Rendering, located
-from trinity_db.models.chat.thoughts import CLOSE
+from trinity_db.models.chat.thoughts import Marks, marks_in
 
 logger = logging.getLogger(__name__)
 
@@ -182,9 +182,9 @@ class ChatRenderer:
         return variable in _variables(str(self.tokenizer.chat_template or ""))
 
     @property
-    def shows_thoughts(self) -> bool:
-        """Whether the chat template marks thoughts, so that the model may think."""
-        return CLOSE in str(self.tokenizer.chat_template or "")
+    def thought_marks(self) -> list[Marks]:
+        """Marks of thoughts in the chat template, so that the model may think; none that are unknown."""
+        return marks_in(str(self.tokenizer.chat_template or ""))
 
     def _begun(self, messages: Sequence[Message], tools: Sequence[Message], variables: Message) -> str:
         """Render a conversation up to the content of its last message, which is the begun answer."""

@@ -26,6 +26,7 @@ from trinity_db.models.chat.prompts import (
     offered_tools,
     prompt_ids,
 )
+from trinity_db.models.chat.thoughts import MARKS
 from trinity_db.models.chat.turns import Turns
 
 Response = str | Sequence[Message]
@@ -173,7 +174,7 @@ def _packed(text: str) -> str:
 
 def _opened(prompt: str, text: str) -> int:
     """Return the number of characters of a text that its prompt contains already: an opened reasoning tag."""
-    for mark in ("<think>\n", "<think>"):
+    for mark in (opening + space for opening, _ in MARKS for space in ("\n", "")):
         if prompt.endswith(mark) and text.startswith(mark):
             return len(mark)
     return 0
