@@ -184,6 +184,53 @@ def test_a_group_that_does_not_fit_itself_is_rejected(change: dict[str, Any], me
     assert reason("traces", group(**change), "atropos") == message
 
 
+def episode(**change: Any) -> dict[str, Any]:
+    """An episode of verifiers in which a compaction was given up, with changes of its trace."""
+    nodes: list[dict[str, Any]] = [
+        {"parent": None, "message": USER, "token_ids": [1, 2], "mask": [False, False]},
+        {"parent": 0, "message": BLUE, "token_ids": [3, 4], "mask": [False, True], "logprobs": [-0.5]},
+        {"parent": 0, "message": GREEN, "token_ids": [5], "mask": [True], "logprobs": [-1.5]},
+    ]
+    nodes[2]["semantic_parents"] = [{"node": 1, "type": "compaction_attempt"}]
+    trace = {"nodes": nodes, "ok": True, "rewards": {"right": {"score": 1, "weight": 2}, "late": None}}
+    return {"task": {"data": {"prompt": "?", "answer": "blue"}}, "ok": True, "traces": [trace | change]}
+
+
+def test_an_episode_of_verifiers_trains_no_compaction_that_was_given_up() -> None:
+    [row] = read("traces", episode())
+    record = record_of("traces", row)
+    assert record.task.payload == {"messages": [USER], "answer": "blue"}
+    [sequence] = record.sequences
+    assert (sequence.num_tokens, sequence.num_trained, sequence.reward) == (4, 1, 2.0)
+    accepted = episode()
+    accepted["traces"][0]["nodes"][0]["semantic_parents"] = [{"node": 2, "type": "compaction"}]
+    [row] = read("traces", accepted)
+    assert len(record_of("traces", row).sequences) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ok": False, "errors": [{"message": "No answer."}]}, "the episode failed: No answer."),
+        ({"agent": {"trainable": False}}, "has no trace of an agent that is trained"),
+        ({"agent": 1}, "'agent' must be an object"),
+        ({"nodes": []}, "has no sampled tokens; import it --as trajectories to have its messages"),
+        ({"nodes": [1]}, "'nodes' must be a list of objects"),
+        ({"nodes": [{"parent": 0}]}, "'parent' of a node must be the number of an earlier node"),
+        ({"nodes": [{"token_ids": 1}]}, "'token_ids', 'mask' and 'logprobs' of a node must be lists"),
+        ({"nodes": [{"token_ids": [1]}]},
+         "'mask' of a node must have true or false for each of its 'token_ids'"),
+        ({"nodes": [{"token_ids": [1], "mask": [True], "logprobs": [0, 0]}]},
+         "'logprobs' of a node must have one number for each true entry of its 'mask'"),
+        ({"rewards": {"right": {}, "late": {"score": "1"}}},
+         "'rewards' must have a 'score' and a 'weight' for each name"),
+        ({"calls": [1]}, "'calls' must be a list of objects"),
+    ],
+)  # fmt: skip
+def test_an_episode_that_does_not_fit_itself_is_rejected(change: dict[str, Any], message: str) -> None:
+    assert reason("traces", episode(**change), "verifiers") == message
+
+
 def test_an_experience_of_trinity_rft_has_text_reward_and_what_was_known_of_it() -> None:
     [row] = read("trajectories", EXPERIENCE)
     record = record_of("trajectories", row)
@@ -234,7 +281,11 @@ def test_a_function_of_the_users_is_a_format(tmp_path: Path) -> None:
     ("name", "kind", "message"),
     [
         ("atropo", "traces", "--format atropo: there is no such format; did you mean 'atropos'?"),
-        ("csv", "traces", "known are trl, verl, trinity-rft, atropos. Your own: path/to/file.py:name"),
+        (
+            "csv",
+            "traces",
+            "known are trl, verl, trinity-rft, atropos, verifiers. Your own: path/to/file.py:name",
+        ),
         ("atropos", "preferences", "--format atropos: its rows are imported --as traces or trajectories"),
         ("nowhere.py:f", "tasks", "there is no file nowhere.py"),
     ],

@@ -37,8 +37,8 @@ class Import:
         self._mapping = dict(mapping or {})
         self._columns = Columns(kind, self._mapping)
         self._reader = FormatReader(format, kind, self._mapping)
-        # A line of Atropos contains the tokens of a whole group, even if only its texts are imported.
-        holds_tokens = kind == "traces" or format == "atropos"
+        # Lines of these formats contain the tokens of several attempts, even if only texts are imported.
+        holds_tokens = kind == "traces" or format in ("atropos", "verifiers")
         self._max_bytes = MAX_TRACE_BYTES if holds_tokens else MAX_RECORD_BYTES
         self.account = self._columns.account
         """Columns read, kept and converted, once rows have been read."""

@@ -95,7 +95,7 @@ class Store:
                 those of `trinity-db import`.
             name: taskset or data set. It is created if necessary.
             mapping: our name → the rows' column: {"prompt": "question"}.
-            format: trl, verl, trinity-rft or atropos; None: detected from the first row.
+            format: trl, verl, trinity-rft, atropos or verifiers; None: detected from the first row.
         """
         return import_of(self._writer, rows, "tasks", name, mapping, format)
 

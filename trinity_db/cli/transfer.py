@@ -60,8 +60,8 @@ FormatOption = Annotated[
     typer.Option(
         "--format",
         metavar="NAME",
-        help="Format of the rows: trl, verl, trinity-rft, atropos, or your function, path/to/file.py:name. "
-        "Default: detected from the first row.",
+        help="Format of the rows: trl, verl, trinity-rft, atropos, verifiers, or your function, "
+        "path/to/file.py:name. Default: detected from the first row.",
     ),
 ]
 
@@ -97,8 +97,8 @@ def import_(
     """Import rows from a file, or a run from a folder.
 
     Rows are tasks, preferences, demonstrations, trajectories or traces. Column names follow the
-    conventions of TRL; rows in the forms of ShareGPT and Alpaca, and files of verl, Trinity-RFT and
-    Atropos are recognized too. Preferences are pairs, chosen and rejected, or single responses, each
+    conventions of TRL; rows in the forms of ShareGPT and Alpaca, and files of verl, Trinity-RFT, Atropos
+    and verifiers are recognized too. Preferences are pairs, chosen and rejected, or single responses, each
     labelled true or false. The import prints which columns it read, kept and converted, and one row with
     the trained part in ⟦ ⟧. A row that cannot be used is written to a file of rejects with the reason;
     importing a file again adds nothing.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity_db.config import user_functions
-from trinity_db.data.formats import atropos, trinity_rft, verl
+from trinity_db.data.formats import atropos, trinity_rft, verifiers, verl
 from trinity_db.data.records.records import Kind, Unfit
 from trinity_db.data.rejects import Rejected
 from trinity_db.errors import ConfigError
@@ -36,6 +36,7 @@ FORMATS: dict[str, Format] = {
     "verl": Format(verl.KINDS, verl.recognises, verl.read),
     "trinity-rft": Format(trinity_rft.KINDS, trinity_rft.recognises, trinity_rft.read),
     "atropos": Format(atropos.KINDS, atropos.recognises, atropos.read),
+    "verifiers": Format(verifiers.KINDS, verifiers.recognises, verifiers.read),
 }
 
 
