@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 1.0  # between two updates of the progress on a terminal
 LINE_SECONDS = 10.0  # between two lines without a terminal
+SILENT_SECONDS = 60.0  # after which a line is printed though no other attempt has ended
 
 
 Subject = Annotated[
@@ -341,8 +342,9 @@ def _progress(ids: Sequence[int]) -> Iterator[None]:
     from trinity_db.store import evaluations
 
     over = Event()
-    pause = LOOK_SECONDS if sys.stderr.isatty() else LINE_SECONDS
-    end = "\r" if sys.stderr.isatty() else "\n"
+    pause, silent, end = (
+        (LOOK_SECONDS, 0.0, "\r") if sys.stderr.isatty() else (LINE_SECONDS, SILENT_SECONDS, "\n")
+    )
 
     def look() -> None:
         from trinity_db.insight.checks.finding import span
@@ -352,6 +354,7 @@ def _progress(ids: Sequence[int]) -> Iterator[None]:
         except TrinityError:
             return
         began, before = time.monotonic(), None
+        printed, printed_at = -1, began
         while not over.wait(pause):
             try:
                 with reader.transaction(read_only=True) as tx:
@@ -359,6 +362,9 @@ def _progress(ids: Sequence[int]) -> Iterator[None]:
             except DatabaseUnavailable:
                 continue
             before = ended if before is None else before
+            if ended == printed and time.monotonic() - printed_at < silent:
+                continue
+            printed, printed_at = ended, time.monotonic()
             left = ""
             if ended > before:
                 seconds = (time.monotonic() - began) / (ended - before) * (attempts - ended)
