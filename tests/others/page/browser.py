@@ -20,7 +20,8 @@ WAIT_SECONDS = 60.0  # on a busy machine a first page takes seconds
 expect.set_options(timeout=1000 * WAIT_SECONDS)
 WIDTH, HEIGHT = 1280, 900  # of the browser's window, in pixels
 FOR_PERSON = re.compile(r"^For (.*): (\S+)$", re.MULTILINE)
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+# The shell has no window and takes three quarters of the time of the whole browser.
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser"))), None)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def served(
 def chromium() -> Iterator[Browser]:
     """A headless Chromium; skips the test where there is none."""
     if CHROMIUM is None:
-        pytest.skip("no Chromium found; apt-get install chromium")
+        pytest.skip("no Chromium is installed; apt-get install chromium-headless-shell")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
