@@ -21,7 +21,9 @@ expect.set_options(timeout=1000 * WAIT_SECONDS)
 WIDTH, HEIGHT = 1280, 900  # of the browser's window, in pixels
 FOR_PERSON = re.compile(r"^For (.*): (\S+)$", re.MULTILINE)
 # The shell has no window and takes three quarters of the time of the whole browser.
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser"))), None
+)
 
 
 @dataclass(frozen=True)
