@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,6 +21,7 @@ from tests.support.processes import is_alive
 from tests.support.waiting import wait_until
 from trinity_db.errors import DatabaseUnavailable, TrinityError
 from trinity_db.postgres import embedded
+from trinity_db.postgres import logins as postgres_logins
 from trinity_db.postgres.connection import Database
 from trinity_db.postgres.embedded import logins
 from trinity_db.postgres.embedded.accounts import as_account, server_account
@@ -457,4 +459,19 @@ def test_a_home_that_is_a_standby_starts_and_says_where_the_login_is_made(cluste
     (cluster.data / "standby.signal").touch()
     cluster.ensure_running()
     with pytest.raises(DatabaseUnavailable, match="is a standby, and its primary has no login 'reader'"):
+        logins.admit_reader(cluster)
+
+
+def test_a_server_that_goes_down_while_its_login_is_looked_up_is_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(cluster)
+    is_reader = postgres_logins.is_reader
+
+    def look(*arguments: Any) -> bool:
+        cluster.stop()
+        return is_reader(*arguments)
+
+    monkeypatch.setattr(postgres_logins, "is_reader", look)
+    with pytest.raises(DatabaseUnavailable, match="rejected the connection"):
         logins.admit_reader(cluster)

@@ -1,6 +1,7 @@
 """Creates the database of an embedded server, and its read-only login, if they are missing."""
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import psycopg
 from psycopg.rows import DictRow, dict_row
@@ -17,27 +18,23 @@ def make_database(paths: HomePaths) -> None:
     Raises:
         DatabaseUnavailable: if the server rejects the connection.
     """
-    address = paths.url("postgres")
-    try:
-        with closing(psycopg.connect(address, autocommit=True, row_factory=dict_row)) as connection:
-            if _is_standby(connection):
-                return
-            rows = connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE])
-            if not rows.rowcount:
-                connection.execute(f"CREATE DATABASE {DATABASE}")
-            _make_reader(connection, paths)
-    except psycopg.OperationalError as error:
-        reason = str(error).partition("\n")[0]
-        raise DatabaseUnavailable(f"The embedded database rejected the connection: {reason}") from error
+    with _connected(paths.url("postgres")) as connection:
+        if _is_standby(connection):
+            return
+        rows = connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE])
+        if not rows.rowcount:
+            connection.execute(f"CREATE DATABASE {DATABASE}")
+        _make_reader(connection, paths)
 
 
 def admit_reader(paths: HomePaths) -> None:
     """Create and restrict the read-only login if it is missing or has too many rights.
 
     Raises:
-        DatabaseUnavailable: if the server is a standby, and its primary has no such login.
+        DatabaseUnavailable: if the server goes down meanwhile, or is a standby whose primary has no such
+            login.
     """
-    with closing(psycopg.connect(paths.url(), autocommit=True, row_factory=dict_row)) as connection:
+    with _connected(paths.url()) as connection:
         is_there = logins.is_reader(connection, READER)
         if is_there and not logins.may_call_restricted(connection, READER):
             return
@@ -53,6 +50,21 @@ def admit_reader(paths: HomePaths) -> None:
                 _make_reader(connection, paths)
                 logins.let_read(connection)
             logins.restrict_functions(connection)
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[psycopg.Connection[DictRow]]:
+    """Connect to a running server.
+
+    Raises:
+        DatabaseUnavailable: if it rejects the connection, or goes down meanwhile.
+    """
+    try:
+        with closing(psycopg.connect(address, autocommit=True, row_factory=dict_row)) as connection:
+            yield connection
+    except psycopg.OperationalError as error:
+        reason = str(error).partition("\n")[0]
+        raise DatabaseUnavailable(f"The embedded database rejected the connection: {reason}") from error
 
 
 def _make_reader(connection: psycopg.Connection[DictRow], paths: HomePaths) -> None:
