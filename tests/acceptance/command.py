@@ -145,9 +145,9 @@ class Store:
         """Start it by torchrun, as several processes."""
         return self._start([*TORCHRUN, "--nproc-per-node", str(count), "-m", "trinity_db", *arguments], {})
 
-    def start_python(self, *arguments: str | Path) -> Process:
+    def start_python(self, *arguments: str | Path, **environment: str) -> Process:
         """Start a Python program of a user's."""
-        return self._start([sys.executable, *arguments], {})
+        return self._start([sys.executable, *arguments], environment)
 
     def _start(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> Process:
         folder = self.folder / f"command-{next(_numbers)}"

@@ -1,12 +1,12 @@
 """The processes of a run: one place for each role, filled again when its process has died.
 
-A Crew starts the installed command and nothing else, and keeps what became of each process: when it was
-started, how it ended, and whether that was our doing.
+A Crew starts the installed command, or a program in place of a role, and keeps what became of each process:
+when it was started, how it ended, and whether that was our doing.
 """
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,6 +68,8 @@ class Crew:
     config: Path
     environment: dict[str, str]
     say: Callable[[str], None]
+    programs: Mapping[str, Path] = field(default_factory=dict)
+    """Scripts in place of the command, by role. Each gets the name of the run."""
     places: list[Member] = field(default_factory=list)
     """Who works now, by place."""
     members: list[Member] = field(default_factory=list)
@@ -111,7 +113,10 @@ class Crew:
 
     def _start(self, role: str, store: Store) -> Member:
         started_at = time.time()
-        process = store.start(role, self.config, **self.environment)
+        if role in self.programs:
+            process = store.start_python(self.programs[role], self.config.stem, **self.environment)
+        else:
+            process = store.start(role, self.config, **self.environment)
         member = Member(role, store, process, started_at)
         self.members.append(member)
         self.say(f"started {member.name}")

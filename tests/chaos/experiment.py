@@ -22,6 +22,8 @@ from trinity_db.postgres.embedded.cluster import Cluster
 from trinity_db.worker.service import SUPERVISOR
 
 SETTLE_BATCHES = 20
+OWN_TRAINER = Path(__file__).with_name("own_trainer.py")
+READ_BY_PROGRAM = ("steps", "batch_size", "publish_every")
 GROUP_SIZE, BATCH_SIZE = 4, 4
 RUN: dict[str, Any] = {
     "taskset": "reverse",
@@ -50,6 +52,8 @@ class Variant:
     max_staleness: int
     publish_every: int
     max_uses: int = 1
+    has_own_trainer: bool = False
+    """A program trains by `store.trainer`."""
     pooled: bool = False
     """The roles connect through a PgBouncer in transaction mode. The checker asks the server itself."""
 
@@ -58,6 +62,7 @@ VARIANTS = (
     Variant("PostgreSQL 18", 18, share=1.0, max_staleness=1, publish_every=1, max_uses=2),
     Variant("PostgreSQL 15", 15, share=2 / 3, max_staleness=2, publish_every=2),
     Variant("PgBouncer", 18, share=2 / 3, max_staleness=1, publish_every=1, pooled=True),
+    Variant("Own trainer", 18, share=1.0, max_staleness=1, publish_every=1, max_uses=2, has_own_trainer=True),
 )
 
 
@@ -103,9 +108,12 @@ def go_through(
     cadence = {"publish_every": variant.publish_every, "checkpoint_every": 3 * variant.publish_every}
     trainer = RUN["trainer"] | cadence
     differs = {"max_staleness": variant.max_staleness, "max_uses": variant.max_uses, "trainer": trainer}
+    if variant.has_own_trainer:
+        differs |= {"algorithm": "external", "trainer": {key: trainer[key] for key in READ_BY_PROGRAM}}
     config = store.config("chaos", **(RUN | differs))
     environment = {workflow.JOURNAL: str(journal), SUPERVISOR: str(os.getpid())}
-    crew = Crew([(role, store) for role in ROLES], config, environment, say)
+    programs = {"train": OWN_TRAINER} if variant.has_own_trainer else {}
+    crew = Crew([(role, store) for role in ROLES], config, environment, say, programs)
     driver = Driver(store, cluster, crew, say, pooler)
     try:
         crew.start()

@@ -1,10 +1,11 @@
 """An explorer of a run as a program sees it: rollout groups to sample, with their tasks."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trinity_db.api.joining import join_run
 from trinity_db.arrays.codec import Payload
 from trinity_db.errors import ConfigError, LeaseLost, TrinityError
-from trinity_db.postgres.opening import open_database
+from trinity_db.postgres.connection import Database
 from trinity_db.schema.states import RunKind
 from trinity_db.store import groups, runs
 from trinity_db.store.policies import PolicyVersion, TooStale
@@ -196,13 +198,10 @@ def open_explorer(
     from trinity_db.run.configuration import RunConfig
     from trinity_db.run.explore import pace_of
     from trinity_db.weights.recorded_places import RecordedPlaces
-    from trinity_db.worker.service import LEASE_SECONDS
 
+    database, run = join_run(url, name)
     with ExitStack() as undo:
-        database = open_database(LEASE_SECONDS, url=url)
         undo.callback(database.close)
-        with database.transaction() as tx:
-            run = runs.find(tx, name)
         explorer = run.config.get("explorer") if run.kind == RunKind.TRAIN else None
         if not isinstance(explorer, dict) or explorer.get("workflow") != EXTERNAL:
             raise ConfigError(
@@ -210,15 +209,19 @@ def open_explorer(
             )
         config = base.validate(RunConfig, run.config, f"The configuration of run '{name}'", base.STORED)
         check_members(config)
-        with database.transaction() as tx:
-            weights = {runs.find_taskset(tx, taskset): share for taskset, share in config.tasksets.items()}
-        selection = tasks.selection(config.explorer.tasks, weights, config.seed)
+        shares = database.retry(partial(_shares, database, config.tasksets))
+        selection = tasks.selection(config.explorer.tasks, shares, config.seed)
         plan = groups.GroupPlan(pace_of(config), selection, config.explorer.group_size)
         folder = None if checkpoints is None else Path(checkpoints)
         opened = ExternalExplorer(database, run, plan, RecordedPlaces(folder, config.model.path))
         opened.open()
         undo.pop_all()
     return opened, config.attempts_need_reward
+
+
+def _shares(database: Database, tasksets: Mapping[str, float]) -> dict[int, float]:
+    with database.transaction() as tx:
+        return {runs.find_taskset(tx, name): share for name, share in tasksets.items()}
 
 
 def _payload(rollout: Rollout) -> Payload:

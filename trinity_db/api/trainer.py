@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
+from trinity_db.api.joining import join_run
 from trinity_db.errors import ConfigError, LeaseLost, TrinityError
-from trinity_db.postgres.opening import open_database
 from trinity_db.schema.states import RunKind
-from trinity_db.store import batches, runs
+from trinity_db.store import batches
 from trinity_db.store.batches import SetBack
 
 if TYPE_CHECKING:
@@ -232,13 +232,10 @@ def open_trainer(
     from trinity_db.run.trainer_setup import trainer_setup
     from trinity_db.trainer.checkpoints.recovery import Allowed
     from trinity_db.trainer.external import ExternalTrainer
-    from trinity_db.worker.service import LEASE_SECONDS
 
+    database, run = join_run(url, name)
     with ExitStack() as undo:
-        database = open_database(LEASE_SECONDS, url=url)
         undo.callback(database.close)
-        with database.transaction() as tx:
-            run = runs.find(tx, name)
         algorithm = run.config.get("algorithm") if run.kind == RunKind.TRAIN else None
         if not isinstance(algorithm, dict) or algorithm.get("name") != "external":
             raise ConfigError(f"'{name}' is no run with algorithm: external, so no program trains it.")
