@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
 import trinity_db
 from tests.support.documents import ROOT, of_page
 from tests.support.postgres import by_login, execute
-from tests.support.rows import Scene
+from tests.support.rows import Scene, payload
+from tests.support.waiting import wait_until
 from trinity_db.api import spool
 from trinity_db.errors import (
     ConfigError,
@@ -25,6 +28,10 @@ from trinity_db.errors import (
     TrinityError,
     WrongSelect,
 )
+from trinity_db.processors.config import ArchiveConfig
+from trinity_db.processors.jobs.archive import Archiver
+
+SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
 
 
 @pytest.fixture
@@ -52,8 +59,31 @@ def test_a_query_is_refined_and_read_in_each_form(scene: Scene, store: trinity_d
     assert frame["reward"].tolist() == [1.0] * 3 + [0.5] * 3
     assert pa.table(good) == table == pa.Table.from_batches(good.to_batches(batch_size=4))
     assert pd.DataFrame.from_arrow(rows)["created_at"].dt.tz is not None
+    assert good.to_polars().equals(pl.DataFrame(good))
     assert good.to_dataset()["reward"][:] == [1.0] * 3 + [0.5] * 3
     assert [batch.num_rows for batch in good.to_batches(batch_size=4)] == [4, 2]
+
+
+def test_duckdb_reads_the_rows_of_a_query_once_and_leaves_no_session(
+    scene: Scene, store: trinity_db.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.make_ready(3, (1.0, 0.0, 0.5))
+    reads: list[int] = []
+    spooled = spool._spooled
+
+    def counted(*arguments: Any) -> Any:
+        rows = spooled(*arguments).read_all()
+        reads.append(rows.num_rows)
+        return rows.to_reader()
+
+    monkeypatch.setattr(spool, "_spooled", counted)
+    rows = store.run("run").experiences(arrays=True).select("id", "reward")  # noqa: F841 (in the SELECT)
+    best = "SELECT id, len(token_ids) FROM rows WHERE reward = 1 ORDER BY id"
+    expected = scene.values("SELECT id FROM trinity.experience WHERE reward = 1 ORDER BY id")
+    assert duckdb.sql(best).fetchall() == [(id, len(payload((0, 0)).token_ids)) for id in expected]
+    assert [number for number in reads if number] == [9]
+    store.close()
+    wait_until(lambda: scene.value(SESSIONS) == 1, "the session of the scene is the only one")
 
 
 def test_arrays_are_those_that_the_policy_sampled(scene: Scene, store: trinity_db.Store) -> None:
@@ -317,8 +347,10 @@ def test_the_examples_of_the_guide_run(scene: Scene, tmp_path: Path, monkeypatch
     execute(scene.database.url, "UPDATE trinity.run SET name = 'my-run'")
     monkeypatch.setenv("TRINITY_DB_URL", scene.database.url)
     monkeypatch.setenv("TRINITY_DB_READ_URL", by_login(scene.database.url))
-    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path))
+    monkeypatch.setenv("TRINITY_DB_HOME", str(tmp_path / ".trinity-db"))
     monkeypatch.chdir(tmp_path)
+    archiver = Archiver(scene.database, scene.run, ArchiveConfig(min_rows=1), stopping=lambda: False)
+    assert archiver.finish(scene.processor)
     namespace: dict[str, Any] = {}
     for block in of_page(ROOT / "docs" / "guides" / "python.md"):
         if block.language == "python" and block.file is None:  # a file is a program: test_external_trainer.py
@@ -326,6 +358,10 @@ def test_the_examples_of_the_guide_run(scene: Scene, tmp_path: Path, monkeypatch
     assert len(namespace["steps"]) == scene.value("SELECT count(*) FROM trinity.batch")
     assert namespace["table"].num_rows == len(namespace["ds"]) > 0
     assert len(namespace["rest"]) == len(namespace["ds"]) - 2
+    assert len(namespace["above"]) == scene.value(
+        "SELECT count(*) FROM trinity.experience WHERE reward > 0.5"
+    )
+    assert namespace["lengths"]["tokens"].tolist() == [len(payload((0, 0)).token_ids)] * 2
     assert namespace["step"]["trained_tokens"].min() > 0
     assert (namespace["summary"].added, namespace["change"].after) == (1, namespace["change"].before + 0.25)
     assert (tmp_path / "sums.parquet").is_file()

@@ -1,6 +1,7 @@
 """Lazy queries: nothing is read before a method that returns rows."""
 
 import html
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -180,8 +181,16 @@ class Query:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.to_list())
 
+    def __arrow_c_schema__(self) -> Any:
+        """Return the columns without reading rows. Without this, DuckDB would read all rows three times."""
+        return self.limit(0).to_batches().schema.__arrow_c_schema__()
+
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        return self.to_batches().__arrow_c_stream__(requested_schema)
+        try:
+            return self.to_batches().__arrow_c_stream__(requested_schema)
+        finally:
+            if isinstance(threading.current_thread(), threading._DummyThread):
+                self._database.close()  # DuckDB reads in a thread of its own, which would keep its session
 
     def __repr__(self) -> str:
         text = " ".join(self._statement().text.replace("%%", "%").split())
