@@ -130,8 +130,9 @@ def rewards_in(body: bytes) -> dict[str, float]:
 
 def digest_of(request: web.Request, body: dict[str, Any]) -> bytes:
     """Return a digest that repetitions of a request share. A client that lost a stream may repeat it without
-    streaming."""
-    text = json.dumps({key: value for key, value in body.items() if key not in IS_STREAMED})
+    streaming, and may write the keys of an object in another order, as Codex does."""
+    kept = {key: value for key, value in body.items() if key not in IS_STREAMED}
+    text = json.dumps(kept, sort_keys=True)
     parts = request.path, request.headers.get(IDEMPOTENCY_KEY, ""), text
     return blake2b("\x00".join(parts).encode(errors="surrogateescape"), digest_size=16).digest()
 

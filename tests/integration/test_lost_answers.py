@@ -78,7 +78,7 @@ class Program:
         """Make all turns; return the conversation."""
         messages = [user(self._letter)]
         for turn in range(TURNS):
-            body = json.dumps({"messages": messages}).encode()
+            body = json.dumps({"model": "m", "messages": messages}).encode()
             self._sent.append(body)
             answer = await self._chance.choice(self._faults())(body)
             messages = [*messages, answer, user(f"{turn}?")]
@@ -102,7 +102,9 @@ class Program:
             return (await response.json())["choices"][0]["message"]
 
     async def _again(self, body: bytes) -> Any:
-        return await self._ask(body, self._chance.choice(REPEATS))
+        """Repeat a request, perhaps with its keys in another order."""
+        turned = json.dumps(dict(reversed(json.loads(body).items()))).encode()
+        return await self._ask(self._chance.choice((body, turned)), self._chance.choice(REPEATS))
 
     async def _no_fault(self, body: bytes) -> Any:
         return await self._ask(body)
