@@ -3,7 +3,8 @@
 #   .venv-bench         peers of `make bench` (benchmarks/peers/requirements.txt)
 #   .venv-peers         trainers for comparing losses, on top of .venv (tests/others/peers/requirements.txt)
 #   .venv-environments  environments in which a policy acts (tests/others/environments/requirements.txt)
-#   .venv-agents        agents that ask a policy (tests/others/agents/requirements.txt and programs.txt)
+#   .venv-agents        agents that ask a policy (tests/others/agents/requirements.txt and programs.txt); its folders aider
+#                       and crewai are environments of their own, since their pins conflict (requirements-*.txt there)
 #   .azurite            an emulator of Azure's object store, from npm
 #   .templates          chat templates of public models, from a package
 
@@ -15,6 +16,7 @@ PEERS  := .venv-peers
 ENVIRONMENTS := .venv-environments
 VERIFIERS := .venv-verifiers
 AGENTS := .venv-agents
+ALL_AGENTS := $(AGENTS)/.agents $(AGENTS)/aider/.agents $(AGENTS)/crewai/.agents $(AGENTS)/.npm
 VLLM   := .venv-vllm
 AZURITE := .azurite
 TEMPLATES := .templates
@@ -57,7 +59,7 @@ test-sinks: $(VENV)/.sinks ## Weights & Biases and MLflow receive the metric tab
 test-environments: $(VENV)/.test $(ENVIRONMENTS)/.environments $(VERIFIERS)/.verifiers ## Play environments of Gymnasium, TextArena and others (about a minute)
 	$(BIN)/python -m pytest tests/others/environments
 
-test-agents: $(VENV)/.test $(AGENTS)/.agents $(AGENTS)/.npm ## Agents of frameworks and of the command line, such as claude and codex, and lm-eval ask a policy (about four minutes)
+test-agents: $(VENV)/.test $(ALL_AGENTS) ## Agents of frameworks and of the command line, such as claude and codex, and lm-eval ask a policy (about five minutes)
 	$(BIN)/python -m pytest tests/others/agents
 
 test-objects: $(VENV)/.test $(AZURITE)/.azurite ## Weights and checkpoints in an emulator of Azure's object store (about a minute); needs npm
@@ -117,7 +119,7 @@ migration: $(VENV)/.test ## Write the next migration from the models: make migra
 	$(BIN)/alembic revision --autogenerate -m "$(for)"
 
 # vLLM, which takes minutes, is last, so that a failing check next to this is reported early.
-environments: $(PEERS)/.peers $(AGENTS)/.agents $(AGENTS)/.npm $(ENVIRONMENTS)/.environments $(VERIFIERS)/.verifiers $(VLLM)/.vllm ## Install the environments of CI other than .venv
+environments: $(PEERS)/.peers $(ALL_AGENTS) $(ENVIRONMENTS)/.environments $(VERIFIERS)/.verifiers $(VLLM)/.vllm ## Install the environments of CI other than .venv
 
 packages: $(VENV)/.test ## Build the source distribution and the wheel into dist/
 	rm -rf dist
@@ -179,6 +181,11 @@ $(VERIFIERS)/.verifiers: tests/others/environments/requirements-verifiers.txt
 $(AGENTS)/.agents: tests/others/agents/requirements.txt
 	$(PYTHON) -m venv $(AGENTS)
 	$(call install,$(AGENTS)) --no-deps -r $<
+	touch $@
+
+$(AGENTS)/%/.agents: tests/others/agents/requirements-%.txt $(AGENTS)/.agents
+	$(PYTHON) -m venv $(AGENTS)/$*
+	$(call install,$(AGENTS)/$*) --no-deps -r $<
 	touch $@
 
 # Agents of the command line. Where npm is missing or cannot install them, their tests skip, and the next call tries again.
