@@ -27,6 +27,7 @@ from trinity_db.store.groups import Reward, named_rewards
 TASK_BYTES = 64 * 1024  # largest task passed in the environment; Linux allows 128 KiB per variable
 WORD_BYTES = 128 * 1024 - 1  # Linux's limit for an argument
 ERROR_LINES = 5  # lines of standard error quoted in the error of a failed rollout
+UNDERLINE = " ^~"  # characters of lines in Python's tracebacks that mark a part of the line above
 OURS = ("TRINITY_DB_", "PG")  # prefixes of variables that programs do not get: they name the store
 FOLDERS = "XDG_"  # prefix of variables that name folders in the user's HOME
 START = "start"  # field of a command: the explorer's working directory
@@ -270,7 +271,8 @@ def _remove(root: Path) -> None:
 
 def _how(ended: Ended) -> str:
     how = f"with status {ended.status}" if ended.status > 0 else f"by signal {-ended.status}"
-    errors = " | ".join(ended.errors[-ERROR_LINES:])
+    lines = [line for line in ended.errors if line.strip(UNDERLINE)]
+    errors = " | ".join(lines[-ERROR_LINES:])
     return f"ended {how}{f': {errors}' if errors else ''}"
 
 

@@ -651,7 +651,8 @@ def test_a_strict_run_refuses_what_it_cannot_follow(program: Program) -> None:
 
 def test_tools_that_the_chat_template_does_not_show_are_refused(program: Program) -> None:
     requests = [(protocol, {"messages": [user("a")], "tools": tools}) for protocol, tools in TOOLS.items()]
-    assert program.refusals(Speaks(template="phi3"), requests) == ["The chat template shows no tools."] * 3
+    [reason] = set(program.refusals(Speaks(template="phi3"), requests))
+    assert reason.startswith("The chat template shows no tools: set model.chat_template")
 
 
 def test_only_the_named_models_are_answered(explore: Explore, scene: Scene) -> None:

@@ -193,7 +193,10 @@ def test_each_attempt_has_a_folder_of_its_own_and_a_check_judges_what_is_there(
     [
         ("sh -c 'exit 1'", 0.0),
         ("sh -c 'echo reward: 0.5; exit 1'", 0.5),
-        ("sh -c 'echo no such module >&2; exit 2'", "the check ended with status 2: no such module"),
+        (
+            "sh -c 'echo no such module >&2; echo \"^~\" >&2; exit 2'",
+            "the check ended with status 2: no such module",
+        ),
         ("echo reward: high", "the check printed 'reward: high', which is not a reward: print a number"),
     ],
 )

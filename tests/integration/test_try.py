@@ -87,6 +87,7 @@ def test_an_attempt_is_described_and_nothing_of_it_is_kept(
     assert ended.code == 0, ended
     for line in (
         '{"answer": "15", "prompt": "12+3"}',
+        'Sequence 1 ends with "12+3=333+1=444"',
         "Sequence 2 has a changed conversation of sequence 1, after 5 characters:",
         '  said      "333+1=444"',
         '  came back "888+1=555"',

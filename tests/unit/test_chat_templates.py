@@ -151,7 +151,7 @@ def test_a_turn_of_weight_0_within_a_completion_is_context() -> None:
 @pytest.mark.parametrize(
     ("name", "prompt", "completion", "tools", "why"),
     [
-        ("phi3", [ASK], [THREE], TOOLS, "The chat template shows no tools."),
+        ("phi3", [ASK], [THREE], TOOLS, "The chat template shows no tools"),
         ("gemma3", [ASK], [CALL], None, "The chat template leaves out or changes a part of message 2"),
         ("smollm3", [ASK], [CALL], None, "The chat template leaves out or changes a part of message 2"),
         ("phi4", [ASK, THREE, UNNAMED], [SIX], None, "leaves out or changes message 3, whose role is 'tool'"),

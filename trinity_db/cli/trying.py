@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LINES = 10  # last lines shown of a program
 TASK = 500  # characters shown of the task
+TEXT = 200  # characters shown of a sequence: its end
 
 
 def try_(
@@ -79,6 +80,7 @@ def _print(console: "Console", tried: dict[str, Any]) -> None:
         ]
         console.print(output.fitted((*numbers, "dropped"), rows, console.width, numbers=numbers))
     for number, sequence in enumerate(tried["sequences"], 1):
+        line(f"Sequence {number} ends with {_quoted(sequence['text'][-TEXT:])}")
         if (change := sequence["changed"]) is not None:
             difference = "another prompt than" if change["in_prompt"] else "a changed conversation of"
             line(

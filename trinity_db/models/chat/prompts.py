@@ -257,7 +257,10 @@ class ChatRenderer:
 
 def _lines(turns: Sequence[Message], tools: Sequence[Message], asks: bool) -> str:
     if tools or any(turn.get("tool_calls") for turn in turns):
-        raise UntokenizableText("There are tools, and the tokenizer has no chat template to show them.")
+        raise UntokenizableText(
+            "There are tools, and the tokenizer has no chat template to show them: set model.chat_template, "
+            "or choose another model."
+        )
     return "\n".join([*(f"{turn['role']}: {turn['content']}" for turn in turns), *["assistant:"] * asks])
 
 
@@ -276,7 +279,10 @@ def check_shown(
         UntokenizableText: naming what is left out or changed.
     """
     if tools and not any(part.spans for part in rendering.parts if part.kind == "tool"):
-        raise UntokenizableText("The chat template shows no tools.")
+        raise UntokenizableText(
+            "The chat template shows no tools: set model.chat_template to one that does, or choose another "
+            "model."
+        )
     for part in rendering.parts:
         if part.spans:
             continue
