@@ -6,7 +6,8 @@ log-probability and the policy version that sampled it. Importing this module ne
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
 from operator import index
@@ -128,14 +129,21 @@ async def generate(engine: Engine, request: Request) -> Completion:
         RequestFailed: if the completion cannot be trained on, or the engine raises an error of another class.
         The errors of `Engine.generate`.
     """
-    try:
+    with _failing():
         completion = await engine.generate(request)
         _check(completion, len(request.prompt_ids))
+    return completion
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Turn other errors than ours, such as those of a user's engine, into RequestFailed."""
+    try:
+        yield
     except TrinityError:
         raise
-    except Exception as error:  # a user's engine
+    except Exception as error:
         raise RequestFailed(describe_error(error)) from error
-    return completion
 
 
 def _check(completion: Completion, prompt_tokens: int) -> None:
@@ -173,6 +181,7 @@ async def score(engine: Engine, token_ids: Sequence[int]) -> Scores:
         ConfigError: if the engine has no such method.
         PromptTooLong: if the tokens exceed the context, or there are none.
         RequestRefused: if a token is outside of the vocabulary.
+        RequestFailed: if a log-probability is not finite, or the engine raises an error of another class.
         EngineFailed: if the engine can no longer compute.
     """
     method = getattr(engine, "score", None)
@@ -181,7 +190,10 @@ async def score(engine: Engine, token_ids: Sequence[int]) -> Scores:
             "This engine has no method score, and cannot compute log-probabilities of given tokens: use "
             "explorer.engine: transformers or vllm."
         )
-    scores: Scores = await method(token_ids)
+    with _failing():
+        scores: Scores = await method(token_ids)
+        if not all(map(isfinite, scores.logprobs)):
+            raise ValueError("The engine returned a log-probability that is not finite.")
     return scores
 
 

@@ -1,7 +1,7 @@
 """The plain endpoint of a version, as evaluation clients ask it: greedy answers and log-probabilities."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -221,8 +221,13 @@ class Faulty(Echo):
             raise self._fault
         return Completion([1], [self._fault], [0], "stop")
 
+    async def score(self, token_ids: Sequence[int]) -> Scores:
+        if isinstance(self._fault, Exception):
+            raise self._fault
+        return Scores([self._fault], [(0, self._fault)])
 
-@pytest.mark.parametrize("protocol", ["completions", "chat"])
+
+@pytest.mark.parametrize("protocol", ["completions", "chat", "scores"])
 @pytest.mark.parametrize(
     ("fault", "status"),
     [
@@ -238,6 +243,10 @@ def test_a_fault_of_the_engine_is_not_answered_like_one_of_the_request(
     async def question(client: openai.AsyncOpenAI) -> Any:
         if protocol == "completions":
             return await client.completions.create(model="m", prompt="12")
+        if protocol == "scores":
+            return await client.completions.create(
+                model="m", prompt="12", echo=True, logprobs=1, max_tokens=0
+            )
         return await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "12"}])
 
     with pytest.raises(openai.APIStatusError) as raised:

@@ -19,7 +19,7 @@ from tests.support.servers import Server as Stand
 from tests.support.servers import VLLMServer
 from trinity_db.config.shared import ScratchConfig
 from trinity_db.errors import ConfigError
-from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request
+from trinity_db.explorer.engines.engine import Completion, EngineFailed, Request, RequestFailed
 from trinity_db.explorer.engines.settings import VLLMConfig
 from trinity_db.explorer.engines.vllm import engine as module
 from trinity_db.explorer.engines.vllm import refusals
@@ -210,6 +210,9 @@ def test_prompts_are_scored_by_one_version_alone(tell: Tell) -> None:
         told.stand.while_scored = load_other_weights
         scores = await told.engine.score([5, 6, 7])
         assert (scores.logprobs, scores.likeliest, scored) == ([-2.0] * 2, [(0, -0.25)] * 2, 2)
+        told.stand.says = -9999.0
+        with pytest.raises(RequestFailed, match="returned the log-probability -9999"):
+            await told.engine.score([5, 6, 7])
         with pytest.raises(PromptTooLong, match="A prompt of 64 tokens does not fit"):
             await told.engine.score([1] * 64)
 

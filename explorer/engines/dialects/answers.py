@@ -126,10 +126,14 @@ def completion(
         raise ServerUnusable(f"{url}: returned finish reason {finish_reason!r}, neither stop nor length")
     if len(logprobs) != len(token_ids) or not all(type(logprob) in (int, float) for logprob in logprobs):
         raise ServerUnusable(f"{url}: responds without the log-probability of each token; {NEVER_A_POLICY}")
+    check_numbers(url, logprobs)
+    return Completion(token_ids, [*logprobs], _versions(url, spans, len(token_ids)), reason)
+
+
+def check_numbers(url: str, logprobs: Sequence[float]) -> None:
     garbled = [logprob for logprob in logprobs if not NO_LOGPROB < logprob <= ROUNDING]  # also NaN
     if garbled:
         raise RequestFailed(f"{url}: returned the log-probability {garbled[0]}; its weights are garbled")
-    return Completion(token_ids, [*logprobs], _versions(url, spans, len(token_ids)), reason)
 
 
 def scored(url: str, logprobs: list[Any], token_ids: Sequence[int]) -> list[float]:

@@ -19,6 +19,7 @@ from trinity_db.explorer.engines.dialects.answers import (
     SEEDS,
     ask,
     check_confirmed,
+    check_numbers,
     completion,
     field,
     sampling_options,
@@ -145,6 +146,7 @@ class VLLM:
         """Return the same as `score`, and the likeliest token at each place."""
         entries = await self._prompt(session, url, token_ids, likeliest=1)
         logprobs = self._logprobs(url, entries, token_ids)
+        check_numbers(url, logprobs)
         likeliest = [
             max(((int(token), said["logprob"]) for token, said in entry.items()), key=itemgetter(1))
             for entry in entries
