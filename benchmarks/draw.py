@@ -3,7 +3,8 @@
 Times `draws.draw_groups` and `batches.read`, two transactions, as the trainer calls them. The floor is one
 SELECT of the same rows and arrays by id, decoded in the same way; the sides take turns in reading first,
 because the second finds the pages in memory. All groups are ready and no rows share arrays. Each batch is
-reopened. Our draws check a limit of staleness; peers draw without one.
+reopened. Our draws check a limit of staleness; peers draw without one. `own_loop` adds the commit, and
+compares `store.trainer` with the built-in trainer.
 """
 
 import time
@@ -15,10 +16,10 @@ from itertools import count
 
 import psycopg
 
-from benchmarks import data, peer
+from benchmarks import data, own_loop, peer
 from benchmarks.context import Context
 from benchmarks.measure import OURS, Bar, Result, percentile, ratio
-from benchmarks.scene import Scene, payload
+from benchmarks.scene import RUN, Scene, payload
 from benchmarks.server import Server
 from trinity_db.arrays import codec
 from trinity_db.postgres.connection import Database
@@ -63,7 +64,7 @@ INSERT INTO trinity.rollout_group
     (id, run_id, task_id, state, expected, arrived, version_min, completed_at, ready_xact, reward_count,
      priority)
 SELECT n, {run_id}, (SELECT min(id) FROM trinity.task) + n % 256, 'ready', {group_size}, {group_size},
-       4 * n / ({num_groups} + 1), now(), 1, {group_size}, greatest(0.01, random() ^ 2)
+       {versions} * n / ({num_groups} + 1), now(), 1, {group_size}, greatest(0.01, random() ^ 2)
 FROM generate_series(1, {num_groups}) n;
 INSERT INTO trinity.rollout (id, run_id, group_id, ordinal, attempt, state)
 SELECT n + 1, {run_id}, n / {group_size} + 1, n % {group_size}, 1, 'finished'
@@ -74,8 +75,10 @@ INSERT INTO trinity.experience
 SELECT m.id, {run_id}, m.group_id, m.id, 'ready', g.version_min, g.version_min, m.id % 2, 160, 420
 FROM trinity.rollout m JOIN trinity.rollout_group g ON g.id = m.group_id
 ORDER BY m.id;
+"""
+VERSION = """
 INSERT INTO trinity.policy_version (run_id, version, step, checkpoint, checkpoint_hash)
-VALUES ({run_id}, 3, 0, 'version-3', 'hash');
+VALUES (%s, %s, 0, 'version', 'hash')
 """
 ARRAYS = """
 INSERT INTO trinity.payload (experience_id, codec, num_tokens, data)
@@ -123,7 +126,21 @@ def run(context: Context) -> list[Result]:
                 variant = _variant(name, size)
                 results.append(ratio(MEASURE, variant, "ms p50", values, compared[name], against, GROWTH_BAR))
             results += _peers(context, server, size, num_rows, medians)
+            if size == COMPARED:
+                results.append(measure_own_loop(context, server))
     return results
+
+
+def measure_own_loop(context: Context, server: Server) -> Result:
+    """Compare `store.trainer` with the built-in trainer, in another store of the same size."""
+    variant = f"fifo and commit, {BATCH_ROWS} of {COMPARED} rows, store.trainer"
+    context.say(variant)
+    scene = Scene.open(server.new_store(), config=own_loop.config(RUN, BATCH_ROWS))
+    num_rows = context.rows(SIZES[COMPARED])
+    _fill(scene, num_rows // data.GROUP_SIZE, versions=1)
+    server.settle()
+    steps = min(DRAWS, num_rows // BATCH_ROWS // 2 - own_loop.WARM_UP)
+    return own_loop.measure(scene.url, RUN, MEASURE, variant, context.repetitions, steps)
 
 
 def _measure(
@@ -211,11 +228,14 @@ def _select(database: Database, ids: list[int]) -> list[codec.Payload]:
         return [codec.decode(row["codec"], row["data"], row["num_tokens"]) for row in rows]
 
 
-def _fill(scene: Scene, num_groups: int) -> None:
-    """Insert ready groups of four versions with priorities from 0.01 to 1."""
-    statement = FILL.format(run_id=scene.run_id, num_groups=num_groups, group_size=data.GROUP_SIZE)
+def _fill(scene: Scene, num_groups: int, versions: int = 4) -> None:
+    """Insert ready groups of so many versions with priorities from 0.01 to 1."""
+    sizes = {"num_groups": num_groups, "group_size": data.GROUP_SIZE, "versions": versions}
+    statement = FILL.format(run_id=scene.run_id, **sizes)
     with closing(psycopg.connect(scene.url)) as connection, connection:
         connection.execute(statement.encode())
+        if versions > 1:
+            connection.execute(VERSION, [scene.run_id, versions - 1])
         connection.execute("CREATE TABLE template (id int PRIMARY KEY, num_tokens int, data bytea)")
         connection.execute("ALTER TABLE template ALTER data SET STORAGE EXTERNAL")  # uncompressed
         rows = data.rows(TEMPLATES)

@@ -1,10 +1,10 @@
 """Training run in a store for our measures: tasks, a version, workers, claimed groups."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -32,11 +32,12 @@ class Scene:
     taskset_id: int
 
     @classmethod
-    def open(cls, url: str, model: Path | None = None) -> Self:
+    def open(cls, url: str, model: Path | None = None, config: Mapping[str, Any] | None = None) -> Self:
         """Create a run over a taskset, at policy version 0.
 
         Args:
             model: Folder of that version; None if no explorer loads it.
+            config: Configuration of a run whose trainer publishes that version.
         """
         start = policies.PolicyVersion(0, 0, Path("version-0"), "hash")
         if model is not None:
@@ -46,9 +47,10 @@ class Scene:
             [Task({"prompt": f"task {number}", "answer": str(number)}) for number in range(NUM_TASKS)]
         )
         with database.transaction() as tx:
-            run = runs.open_run(tx, RUN, {"name": RUN}, "groups")
+            run = runs.open_run(tx, RUN, dict(config or {"name": RUN}), "groups")
             taskset_id = runs.find_taskset(tx, "tasks")
-            policies.publish(tx, run.id, start)
+            if config is None:
+                policies.publish(tx, run.id, start)
         database.close()
         return cls(url, run.id, taskset_id)
 
