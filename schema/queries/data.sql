@@ -161,7 +161,7 @@ ORDER BY e.id
 -- The sequences of all successful attempts with tokens of a run or a data set, by step, with their current rewards.
 -- Greedy attempts and those of evaluations are excluded: no training uses them. `attempt` distinguishes a run's
 -- attempts, and `rewards` contains the attempt's rewards by name; imported rows have them in `extra`.
-SELECT e.rollout_id, e.id, e.reward, x.prompt, x.response, x.extra, m.model, t.payload AS task,
+SELECT e.rollout_id, e.group_id, e.id, e.reward, x.prompt, x.response, x.extra, m.model, t.payload AS task,
        CASE WHEN e.import_key IS NULL
             THEN md5(concat_ws('/', r.name, extract(epoch FROM r.created_at), 'attempt', m.id)) END AS attempt,
        CASE WHEN e.import_key IS NULL AND e.step = 0

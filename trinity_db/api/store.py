@@ -117,17 +117,20 @@ class Store:
         """Import responses with rewards, like `import_tasks`."""
         return import_of(self._writer, rows, "trajectories", name, mapping, format)
 
-    def export(self, name: str, kind: Kind, path: str | Path) -> int:
+    def export(self, name: str, kind: Kind, path: str | Path, *, format: str | None = None) -> int:
         """Write the rows of a taskset, data set or run to a file, and return their number.
 
         Args:
             kind: tasks, preferences, demonstrations, trajectories or traces.
             path: .jsonl, .jsonl.gz, .csv, .parquet or .arrow.
+            format: of traces: openenv or verifiers. None: openenv.
         """
         if kind not in get_args(Kind):
             raise ConfigError(f"There is no kind of rows '{kind}'; {hint(kind, get_args(Kind))}")
         with arrow_needed():
-            return self._retried(lambda: export_rows(self._reader, kind, name, Path(path), lambda rows: None))
+            return self._retried(
+                lambda: export_rows(self._reader, kind, name, Path(path), lambda rows: None, format)
+            )
 
     def reward(
         self,

@@ -159,13 +159,17 @@ def export(
             "--version", metavar="N", min=0, help="With --as model: policy version. Default: the newest."
         ),
     ] = None,
+    format: Annotated[
+        Literal["openenv", "verifiers"] | None,
+        typer.Option("--format", help="With --as traces: what each line is. Default: openenv."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Export a taskset, data set or run.
 
     The files can be imported again without loss. With --as traces, each attempt becomes a line that is a
     TrainingTrace of OpenEnv, token for token. Rewards and versions are in the metadata of its turns,
-    under trinity_db.
+    under trinity_db. With --format verifiers, the line is an Episode of verifiers.
 
     With --as run, all of a run is written to a folder of Parquet files: tokens, log-probabilities, versions,
     rewards by source, batches, metrics, and the data sets and runs that its rows were adopted from or made
@@ -191,6 +195,8 @@ def export(
     assert to is not None
     if checkpoints and kind != "run":
         raise typer.BadParameter("--checkpoints needs --as run")
+    if format is not None and kind != "traces":
+        raise typer.BadParameter("--format needs --as traces")
     if version is not None and kind != "model":
         raise typer.BadParameter("--version needs --as model")
     if kind == "run":
@@ -203,7 +209,7 @@ def export(
     from trinity_db.postgres.opening import open_database
 
     with closing(open_database()) as database:
-        count = export_rows(database, kind, name, to, lambda rows: None)
+        count = export_rows(database, kind, name, to, lambda rows: None, format)
     if as_json:
         print(json.dumps({"name": name, "kind": kind, "rows": count, "file": str(to)}))
     else:

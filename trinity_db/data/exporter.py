@@ -9,15 +9,17 @@ complete.
 import gzip
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from psycopg.rows import DictRow
 
+from trinity_db.arrays.codec import Payload
 from trinity_db.data.files import cells
 from trinity_db.data.records.records import Kind
-from trinity_db.data.traces.trace_export import traces
+from trinity_db.data.traces.trace_export import trace, traces
+from trinity_db.data.traces.verifiers_export import episode
 from trinity_db.errors import ConfigError, NotFound, TrinityError
 from trinity_db.models.chat.prompts import offered_tools
 from trinity_db.postgres.connection import Database, Transaction
@@ -27,15 +29,22 @@ Row = dict[str, Any]
 
 EXPORT_TYPES = (".jsonl", ".jsonl.gz", ".csv", ".parquet", ".arrow")
 TRACE_TYPES = EXPORT_TYPES[:2]  # types that OpenEnv reads; a table would give all turns the same keys
+TRACE_FORMATS = {"openenv": trace, "verifiers": episode}
 FETCH_ROWS = 1_000  # rows in memory at a time
 
 
 def export_rows(
-    database: Database, kind: Kind, name: str, path: Path, progress: Callable[[int], None]
+    database: Database,
+    kind: Kind,
+    name: str,
+    path: Path,
+    progress: Callable[[int], None],
+    format: str | None = None,
 ) -> int:
     """Export the rows of one kind of a taskset, data set or run; return their number.
 
     Args:
+        format: openenv or verifiers, for traces. None: openenv.
         progress: called with the number of rows written so far, every FETCH_ROWS rows.
 
     Raises:
@@ -48,21 +57,32 @@ def export_rows(
         raise ConfigError(f"{path}: unknown type of file; known are {', '.join(EXPORT_TYPES)}.")
     if kind == "traces" and suffix not in TRACE_TYPES:
         raise ConfigError(f"{path}: traces are JSON lines; name the file .jsonl or .jsonl.gz.")
+    if format is not None and (kind != "traces" or format not in TRACE_FORMATS):
+        raise ConfigError(f"--format {format}: traces can be written as {' or '.join(TRACE_FORMATS)}.")
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}.")
     try:
-        return _export(database, kind, name, path, suffix, progress)
+        return _export(database, kind, name, path, suffix, progress, TRACE_FORMATS[format or "openenv"])
     except OSError as error:
         raise TrinityError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _export(
-    database: Database, kind: Kind, name: str, path: Path, suffix: str, progress: Callable[[int], None]
+    database: Database,
+    kind: Kind,
+    name: str,
+    path: Path,
+    suffix: str,
+    progress: Callable[[int], None],
+    convert: Callable[[Sequence[DictRow], Sequence[Payload]], Row],
 ) -> int:
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with database.transaction(read_only=True) as tx:
-            rows = _traces(database, tx, name) if kind == "traces" else _READERS[kind](tx, name)
+            if kind == "traces":
+                rows = traces(database, _select(tx, "export_traces", name), convert)
+            else:
+                rows = _READERS[kind](tx, name)
             count = _write_lines(partial, _counted(rows, progress), packed=suffix.endswith(".gz"))
         if count == 0:
             raise NotFound(f"'{name}' holds no {kind}.")
@@ -130,10 +150,6 @@ def _trajectories(tx: Transaction, name: str) -> Iterator[Row]:
             answer=row["payload"].get("answer"),
             extra=_with(row, "experience"),
         )
-
-
-def _traces(database: Database, tx: Transaction, name: str) -> Iterator[Row]:
-    return traces(database, _select(tx, "export_traces", name))
 
 
 _READERS: dict[Kind, Callable[[Transaction, str], Iterator[Row]]] = {

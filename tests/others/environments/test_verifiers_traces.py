@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.others.environments.test_verifiers import PYTHON
-from tests.support.rows import Scene
+from tests.support.rows import Scene, attempt, rollout
 from trinity_db.api.importing import Import
+from trinity_db.data.exporter import export_rows
 from trinity_db.postgres.connection import Database
 from trinity_db.store import payloads
 
@@ -63,6 +64,19 @@ for number in range(4):
     print(json.dumps(episode.to_record()))
     print(json.dumps({"branches": branches, "reward": traces[0].reward}))
 """
+READ = """
+import json, sys
+from verifiers.v1.episode import WireEpisode
+for line in sys.stdin:
+    episode = WireEpisode.model_validate_json(line)
+    [trace] = episode.traces
+    branches = [
+        {"tokens": b.token_ids, "mask": b.sampled_mask, "logprobs": b.logprobs} for b in trace.branches
+    ]
+    told = {"branches": branches, "reward": trace.reward, "group": episode.group.id, "ok": trace.ok}
+    task = trace.task.model_dump(mode="json")
+    print(json.dumps(told | {"reply": trace.last_reply, "prompt": task["data"]["prompt"]}))
+"""
 TASKS = """
 SELECT DISTINCT t.payload - 'group' FROM trinity.task t JOIN trinity.taskset s ON s.id = t.taskset_id
 WHERE s.name = 'theirs'
@@ -105,9 +119,9 @@ def test_each_branch_has_its_tokens_and_each_sampled_token_is_trained_once(
     imported(scene, written[::2], tmp_path / "theirs.jsonl")
     rollouts = scene.rows(ROLLOUTS)
     assert len({group for _, group, *_ in rollouts}) == 2, "the groups of the episodes, of one task"
-    for (rollout, _, *rewards), known in zip(rollouts, written[1::2], strict=True):
+    for (made, _, *rewards), known in zip(rollouts, written[1::2], strict=True):
         assert rewards == pytest.approx([known["reward"]] * 2)
-        found = payloads.read(scene.database, scene.values(IDS, rollout)).values()
+        found = payloads.read(scene.database, scene.values(IDS, made)).values()
         assert [one.token_ids.tolist() for one in found] == [branch["tokens"] for branch in known["branches"]]
         first, second = found
         assert first.action_mask.tolist() == known["branches"][0]["mask"]
@@ -132,3 +146,40 @@ def test_their_last_branches_are_conversations_with_rewards(
     imported(scene, written[::2], tmp_path / "theirs.jsonl", "trajectories")
     assert len(scene.rows(ROLLOUTS)) == 4
     assert all("A sum." in text for text in scene.values(RESPONSES))
+
+
+def exported(scene: Scene, name: str, path: Path) -> list[dict[str, Any]]:
+    """What the package says of the episodes that an export wrote."""
+    export_rows(scene.database, "traces", name, path, lambda rows: None, "verifiers")
+    read = [PYTHON, "-c", READ]
+    lines = subprocess.run(read, input=path.read_text(), capture_output=True, text=True, check=True).stdout
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def test_imported_episodes_are_exported_with_their_tokens_and_rewards(
+    scene: Scene, written: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    imported(scene, written[::2], tmp_path / "theirs.jsonl")
+    episodes = exported(scene, "theirs", tmp_path / "ours.jsonl")
+    assert [episode["group"] for episode in episodes] == ["g0", "g1"] * 2
+    for episode, known in zip(episodes, written[1::2], strict=True):
+        assert episode["ok"]
+        assert (episode["reply"], episode["reward"]) == ("A sum.", pytest.approx(known["reward"]))
+        first, second = episode["branches"]
+        assert [first["tokens"], second["tokens"]] == [branch["tokens"] for branch in known["branches"]]
+        assert first["mask"] == known["branches"][0]["mask"]
+        assert first["logprobs"] == pytest.approx(known["branches"][0]["logprobs"], abs=1e-4)
+        assert sum(second["mask"]) == 3, "the first answer is trained in the first branch only"
+
+
+def test_a_run_is_exported_as_episodes(scene: Scene, tmp_path: Path) -> None:
+    [one, other] = scene.claim(2)
+    scene.write([rollout(one, 0, "1"), attempt(other, 0, ["1", "0"], rewards=[1.0, 0.5])])
+    scene.process()
+    first, second = exported(scene, "run", tmp_path / "run.jsonl")
+    assert first["group"] != second["group"]
+    assert (first["prompt"], first["reply"], first["reward"]) == (one.task["prompt"], "1", 1.0)
+    stored = payloads.read(scene.database, scene.values("SELECT id FROM trinity.experience ORDER BY id"))
+    branches = [*first["branches"], *second["branches"]]
+    assert [branch["tokens"] for branch in branches] == [row.token_ids.tolist() for row in stored.values()]
+    assert [branch["mask"] for branch in branches] == [row.action_mask.tolist() for row in stored.values()]

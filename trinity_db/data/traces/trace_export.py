@@ -1,6 +1,6 @@
 """Export of attempts as OpenEnv's TrainingTrace, which `traces` reads back without loss."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
@@ -19,8 +19,15 @@ Row = dict[str, Any]
 ATTEMPTS = 64  # attempts whose arrays are in memory at a time
 
 
-def traces(database: Database, rows: Iterable[DictRow]) -> Iterator[Row]:
-    """Yield a trace per attempt of `export_traces`, within the transaction of that query.
+def traces(
+    database: Database,
+    rows: Iterable[DictRow],
+    convert: Callable[[Sequence[DictRow], Sequence[Payload]], Row],
+) -> Iterator[Row]:
+    """Yield each attempt of `export_traces`, converted, within the transaction of that query.
+
+    Args:
+        convert: `trace`, or a function with the same parameters.
 
     Raises:
         NotFound: if arrays were pruned, or are not in the archive.
@@ -29,10 +36,10 @@ def traces(database: Database, rows: Iterable[DictRow]) -> Iterator[Row]:
     while page := [attempt for _, attempt in zip(range(ATTEMPTS), attempts, strict=False)]:
         payload_of = payloads.read(database, [step["id"] for step in chain.from_iterable(page)])
         for steps in page:
-            yield _trace(steps, [payload_of[step["id"]] for step in steps])
+            yield convert(steps, [payload_of[step["id"]] for step in steps])
 
 
-def _trace(steps: Sequence[DictRow], sequences: Sequence[Payload]) -> Row:
+def trace(steps: Sequence[DictRow], sequences: Sequence[Payload]) -> Row:
     """Convert one attempt.
 
     Args:
