@@ -41,7 +41,7 @@ test: $(VENV)/.test ## Run every test that takes seconds, on up to four cores
 
 # `make test` runs test_online.py. The tests of a file share runs, so one process has them all (loadfile).
 acceptance: $(VENV)/.test ## The installed command as processes: whole runs, killed, changed and copied (about twenty-five minutes); also: make acceptance ARGUMENTS='-m "not slow"'
-	$(BIN)/python -m pytest tests/acceptance --ignore tests/acceptance/test_online.py -n 2 --dist loadfile $(ARGUMENTS)
+	$(BIN)/python -m pytest tests/acceptance --ignore tests/acceptance/test_online.py -n 3 --dist loadfile $(ARGUMENTS)
 
 test-families: $(VENV)/.test ## A tiny model of each family of decoders trains and explores (about ten minutes); WRITE=--write writes their table
 	$(BIN)/python -m pytest tests/others/families -q $(WRITE)
@@ -66,7 +66,7 @@ test-objects: $(VENV)/.test $(AZURITE)/.azurite ## Weights and checkpoints in an
 	$(BIN)/python -m pytest $$(grep -rl 'tests.support.object_store' tests/integration) -m azurite
 
 test-page: $(VENV)/.test ## The web page in a headless Chromium (about eight minutes); skips without one
-	$(BIN)/python -m pytest tests/others/page -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/others/page -n 3 --dist loadfile
 
 test-real-model: $(VENV)/.test ## SmolLM2-135M, a real chat model, explores and trains (about three minutes); skips if it cannot be fetched
 	$(BIN)/python -m pytest tests/others/real_model
