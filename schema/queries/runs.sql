@@ -56,6 +56,10 @@ UPDATE trinity.run SET state = 'finished', finished_at = now() WHERE id = %(run_
 SELECT s.id, (SELECT count(*) FROM trinity.task t WHERE t.taskset_id = s.id) AS tasks
 FROM trinity.taskset s WHERE s.name = %(name)s
 
+-- name: taskset_names
+-- Names of the tasksets that have tasks.
+SELECT s.name FROM trinity.taskset s WHERE EXISTS (SELECT FROM trinity.task t WHERE t.taskset_id = s.id)
+
 -- name: lock_tasksets
 -- Locks tasksets and data sets of these names in order of id, which serialises importing, adopting and deleting them:
 -- a row that an import did not find is still missing when the import writes it.

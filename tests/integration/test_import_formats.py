@@ -30,7 +30,10 @@ def test_a_file_that_is_known_says_as_what_it_was_read(
     done = command_line("import", str(file), "--as", "traces")
     assert done.stderr == "note: read as atropos rows; --format trl uses the columns unchanged\n"
     assert done.stdout.startswith("groups: 2 traces added, 0 already known, 1 rejected\n")
-    assert "1 × 'masks' is not a list, as in a group of Atropos (first: line 2)" in done.stdout
+    assert (
+        "1 × 'masks' is not a list, as in a group of Atropos (first: line 2: {\"tokens\": [1]})"
+        in done.stdout
+    )
     assert scene.rows(GROUPS, "groups") == [(2, 0.25, 2)]
     again = command_line("import", str(file), "--as", "traces", "--format", "atropos", "--json")
     told = json.loads(again.output)

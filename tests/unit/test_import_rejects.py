@@ -46,11 +46,11 @@ def test_an_import_without_rejects_removes_the_file_of_an_earlier_one(tmp_path: 
 def test_the_summary_counts_reasons_and_keeps_the_first_line_of_each() -> None:
     summary = Summary()
     for line in (4, 7, 9):
-        summary.count_reject(line, Rejected("'prompt' is null" if line < 9 else "is not JSON", ""))
+        summary.count_reject(line, Rejected("'prompt' is null" if line < 9 else "is not JSON", f"row {line}"))
     assert summary.rejected == 3
-    assert {reason: (c.count, c.first_line) for reason, c in summary.reasons.items()} == {
-        "'prompt' is null": (2, 4),
-        "is not JSON": (1, 9),
+    assert {reason: (c.count, c.first_line, c.first_row) for reason, c in summary.reasons.items()} == {
+        "'prompt' is null": (2, 4, "row 4"),
+        "is not JSON": (1, 9, "row 9"),
     }
 
 

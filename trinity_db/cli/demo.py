@@ -230,7 +230,7 @@ def _print_summary(summary: dict[str, Any], measured: str) -> None:
     for columns, view, order in (
         ("version, reward, trained", "policy_progress", "version"),
         ("step, policy_version, staleness_mean, reward", "batch_view", "step"),
-        ("prompt, response, reward, version_min", "experience_view", "id desc limit 9"),
+        ("left(prompt, 60), left(response, 60), reward", "experience_view", "id desc limit 9"),
     ):
         print(f"  {command} sql \"select {columns} from {view} where run = '{run}' order by {order}\"")
     print(f"\nView it in a browser:\n  {command} page")

@@ -26,7 +26,7 @@ def download(
     """Download a data set or a model from the Hugging Face Hub.
 
     A data set is written to a folder that import reads, a model to the Hub's cache. No other command
-    fetches data. An interrupted download resumes. The file source.json in the folder records the
+    downloads data sets. An interrupted download resumes. The file source.json in the folder records the
     revision, as a commit. HF_ENDPOINT, HF_HOME and HF_TOKEN have the same meaning as in the Hub's tools.
 
     With --model, the files of a model are downloaded, as a run with model.path OWNER/NAME does at its start.

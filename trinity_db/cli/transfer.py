@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trinity_db.data.records.records import Kind
     from trinity_db.data.rejects import Rejected, Summary
 
+FIRST_ROW_WIDTH = 120  # characters of a rejected row: its columns, and enough to recognize it
 PREFIX = "reasoning-gym:"
 """Prefix of a data set's name that is given in place of a file's path."""
 
@@ -414,9 +415,12 @@ def _print_summary(
         }
         print(json.dumps(content))
         return
+    from trinity_db.cli.output import shorten
+
     print(f"{name}: {summary.added} {kind} added, {summary.known} already known, {summary.rejected} rejected")
     for reason, rejects in summary.reasons.items():
-        print(f"  {rejects.count} × {reason} (first: line {rejects.first_line})")
+        first = printable(shorten(rejects.first_row, FIRST_ROW_WIDTH))
+        print(f"  {rejects.count} × {reason} (first: line {rejects.first_line}: {first})")
     if summary.rejects_path:
         print(f"  rejected rows with their reasons: {summary.rejects_path}")
     _print_account(account)

@@ -39,10 +39,11 @@ def _text_of(row: Any) -> str:
 
 @dataclass(slots=True)
 class ReasonCount:
-    """Number of rejections for a reason, and the first line."""
+    """Number of rejections for a reason, and the first of them."""
 
     count: int
     first_line: int
+    first_row: str
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class Summary:
     def count_reject(self, line: int, rejected: Rejected) -> None:
         """Count one rejected record under its reason."""
         self.rejected += 1
-        self.reasons.setdefault(rejected.reason, ReasonCount(0, line)).count += 1
+        self.reasons.setdefault(rejected.reason, ReasonCount(0, line, rejected.row)).count += 1
 
 
 class RejectsFile:

@@ -35,6 +35,7 @@ from trinity_db.weights.recorded_places import RecordedPlaces
 logger = logging.getLogger(__name__)
 
 WHAT = "prompt first"  # name of the findings
+QUESTION = "What is 7 plus 5?"  # shown by `trinity-db config check`
 STATEMENT_SECONDS = 2.0  # a table may be locked
 CHARACTERS = 1500  # characters of a prompt; about 20 lines
 CHARACTERS_IN_LINE = 300  # characters of a prompt that is shown in one line
@@ -132,8 +133,11 @@ def of_file(path: Path, overrides: Sequence[str]) -> tuple[list[str], str | None
         return [
             "sample question is not shown: the tokenizer belongs to another run, and no store is opened."
         ], None
+    alphabet = None if model.scratch is None else model.scratch.alphabet
+    if alphabet is not None and not set(QUESTION) <= set(alphabet):
+        return ["sample question is not shown: model.scratch.alphabet lacks characters of it."], None
     folder = None if model.path is None else hub.folder(model.path, model.revision, with_weights=False)
-    question = FirstTask("sample question", {"prompt": "What is 7 plus 5?"}, model, folder)
+    question = FirstTask("sample question", {"prompt": QUESTION}, model, folder)
     return lines_and_warning(question)
 
 
@@ -219,6 +223,10 @@ def _finding(database: Database, name: str) -> Finding | None:
             first = of_run(tx, run.id, config, RecordedPlaces())
         if first is None:
             return None
+        if first.folder is None and first.model.scratch is None:
+            raise ConfigError(
+                "no version of the run is on this machine yet; config check shows a sample question."
+            )
         rendered = render(_without_stored_files(first))
     except TrinityError as error:
         return ok(WHAT, f"run '{name}': the first task is not shown: {error}")

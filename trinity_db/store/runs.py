@@ -184,9 +184,11 @@ def find_taskset(tx: Transaction, name: str) -> int:
     """
     row = tx.execute(query("find_taskset"), {"name": name}).fetchone()
     if row is None or not row["tasks"]:
-        raise NotFound(
-            f"There is no taskset '{name}' with tasks; run: trinity-db import FILE --as tasks --name {name}"
-        )
+        others = [other["name"] for other in tx.execute(query("taskset_names"))]
+        nearest = get_close_matches(name, others, n=1)
+        hint = f"did you mean '{nearest[0]}'? Or " if nearest else ""
+        remedy = f"run: trinity-db import FILE --as tasks --name {name}"
+        raise NotFound(f"There is no taskset '{name}' with tasks; {hint}{remedy}")
     return int(row["id"])
 
 

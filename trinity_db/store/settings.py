@@ -44,7 +44,7 @@ def hold(tx: Transaction, run: runs.Run, lease_seconds: float) -> None:
     runs.hold(tx, run)
     if runs.newest_setting(tx, run.id) != run.setting_id:
         raise ConfigError(f"The settings of run '{run.name}' were changed meanwhile; look at them again.")
-    workers.all_gone(tx, run, lease_seconds, "change its configuration")
+    workers.all_gone(tx, run, lease_seconds, "change its configuration (trinity-db run FILE --change)")
 
 
 def change(tx: Transaction, run: runs.Run, config: Mapping[str, Any], draws: Draws) -> None:

@@ -87,8 +87,9 @@ def open_rows(
         ConfigError: if the split does not exist.
     """
     if not path.exists():
-        is_name = len(path.parts) == 2 and not path.is_absolute() and not path.suffix
-        hint = f" If it is a data set of the Hub: trinity-db download {path}" if is_name else ""
+        is_name = len(path.parts) <= 2 and not path.is_absolute() and not path.suffix
+        name = path if len(path.parts) == 2 else f"OWNER/{path}"
+        hint = f" If it is a data set of the Hub: trinity-db download {name}" if is_name else ""
         raise ImportFileError(f"{path}: no such file.{hint}")
     if path.is_dir():
         return _open_saved(path, split)
