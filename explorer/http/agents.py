@@ -17,7 +17,7 @@ from trinity_db.explorer.attempt.recorded import Requested, Sampled
 from trinity_db.explorer.attempt.sampling import Sampling
 from trinity_db.explorer.attempt.tools import CALL_END
 from trinity_db.explorer.engines.engine import EngineFailed
-from trinity_db.explorer.http.dialects.dialect import Answered, Asked
+from trinity_db.explorer.http.dialects.dialect import Answered, ParsedRequest
 from trinity_db.explorer.http.dialects.options import Refused
 from trinity_db.explorer.http.log import CallLog
 from trinity_db.models.chat.decoding import response_text
@@ -124,11 +124,11 @@ class Agent:
         self.started_at, self.rewards = resumed.started_at, resumed.rewards
         for call in resumed.calls:
             sampled = self.policy.calls.restore(call)
-            done = asyncio.create_task(_given(sampled.number))
+            done = asyncio.create_task(_number_of(sampled.number))
             self._replies.setdefault(call.digest, []).append(_Reply(done))
 
     @asynccontextmanager
-    async def answering(self, question: Asked, request: Incoming) -> AsyncIterator[Answered]:
+    async def answering(self, question: ParsedRequest, request: Incoming) -> AsyncIterator[Answered]:
         """Answer a request, or yield the answer of an earlier one if this request repeats it.
 
         The answer counts as in flight until it is sent, at the end of the context.
@@ -245,7 +245,7 @@ class Agent:
                 reply.task.cancel()
         self.finished.cancel()
 
-    async def _sample(self, question: Asked, request: Incoming) -> int:
+    async def _sample(self, question: ParsedRequest, request: Incoming) -> int:
         if self.policy.failure is not None:
             raise self.policy.failure
         _REQUESTED.set(Requested(request.digest, request.path, storable(question.model[:MODEL])))
@@ -261,7 +261,7 @@ class Agent:
             self.break_off(error)
             raise
 
-    async def _ask(self, question: Asked, how: Sampling) -> Answer:
+    async def _ask(self, question: ParsedRequest, how: Sampling) -> Answer:
         if question.messages:
             return await self.policy.chat(
                 question.messages,
@@ -281,7 +281,7 @@ class Agent:
             self.policy.calls.history.requests[number] = requested
         await self._log.add(call)
 
-    def _answered(self, question: Asked, answer: Answer) -> Answered:
+    def _answered(self, question: ParsedRequest, answer: Answer) -> Answered:
         sampled = answer.sampled
         text, calls = str(answer), [call for call in answer.tool_calls if call.problem is None]
         if len(calls) < len(answer.tool_calls):  # keep malformed calls as part of the text
@@ -306,7 +306,7 @@ class Agent:
             thought_tokens=len(encode(thought, self.policy.tokenizer)) if thought else 0,
         )
 
-    def _stop_of(self, question: Asked, sampled: Sampled) -> str | None:
+    def _stop_of(self, question: ParsedRequest, sampled: Sampled) -> str | None:
         """Return the stop string that ended an answer; None if none did."""
         if sampled.completion.finish_reason != "stop" or not question.stop:
             return None
@@ -318,5 +318,5 @@ class Agent:
         self._replies[digest] = [reply for reply in self._replies[digest] if not reply.has_failed]
 
 
-async def _given(number: int) -> int:
+async def _number_of(number: int) -> int:
     return number

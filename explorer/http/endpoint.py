@@ -21,7 +21,7 @@ from trinity_db.explorer.config import DEFAULT_REQUESTS, RequestsConfig
 from trinity_db.explorer.http import requests
 from trinity_db.explorer.http.agents import Agent, Incoming
 from trinity_db.explorer.http.dialects import DIALECTS
-from trinity_db.explorer.http.dialects.dialect import AgentDialect, Asked, check_model, openai_error
+from trinity_db.explorer.http.dialects.dialect import AgentDialect, ParsedRequest, check_model, openai_error
 from trinity_db.explorer.http.dialects.messages import MESSAGES
 from trinity_db.explorer.http.dialects.options import Refused, RequestContext
 from trinity_db.explorer.http.listener import EndpointAddress
@@ -221,7 +221,7 @@ class Endpoint:
             agent = await self._agent(request)
             body = await body_of(request, agent.policy.context)
 
-            def read() -> tuple[Asked, Incoming]:
+            def read() -> tuple[ParsedRequest, Incoming]:
                 content = parsed(body)
                 incoming = Incoming(
                     request.path,
@@ -241,12 +241,12 @@ class Endpoint:
 
         return answer
 
-    def _read(self, dialect: AgentDialect, agent: Agent, content: dict[str, Any]) -> Asked:
+    def _read(self, dialect: AgentDialect, agent: Agent, content: dict[str, Any]) -> ParsedRequest:
         tokenizer, renderer = agent.policy.tokenizer, agent.policy.renderer
         run = RequestContext(self._rules, renderer.reads, has_call_end(tokenizer))
         return dialect.read(content, run)
 
-    def _report(self, question: Asked) -> None:
+    def _report(self, question: ParsedRequest) -> None:
         """Log each kind of replaced option once."""
         for path, option in question.kinds.items():
             if self._is_new(path):

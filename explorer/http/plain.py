@@ -29,7 +29,7 @@ from trinity_db.explorer.engines.engine import (
 )
 from trinity_db.explorer.http.agents import Agent
 from trinity_db.explorer.http.dialects.completions import COMPLETIONS
-from trinity_db.explorer.http.dialects.dialect import AgentDialect, Asked, stop_strings
+from trinity_db.explorer.http.dialects.dialect import AgentDialect, ParsedRequest, stop_strings
 from trinity_db.explorer.http.dialects.options import Refused
 from trinity_db.explorer.http.endpoint import MAX_REPORTED, Endpoint, for_log
 from trinity_db.explorer.http.listener import EndpointAddress
@@ -155,7 +155,7 @@ class PlainEndpoint(Endpoint):
             raise Refused(401, "The API key is wrong.", "invalid_api_key")
         self._connections.accept_key(request.transport)
 
-    def _report(self, question: Asked) -> None:
+    def _report(self, question: ParsedRequest) -> None:
         """Log each kind of option that is left out once. Temperature 0 is followed here."""
         for path, option in question.kinds.items():
             if path == "temperature" or path in self._reported or len(self._reported) == MAX_REPORTED:

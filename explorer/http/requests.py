@@ -12,7 +12,7 @@ from aiohttp import web
 from trinity_db.errors import DatabaseUnavailable, LeaseLost, TrinityError
 from trinity_db.explorer.attempt.long_texts import CHARACTERS, work_on
 from trinity_db.explorer.engines.engine import EngineFailed, RequestRefused
-from trinity_db.explorer.http.dialects.dialect import AgentDialect, Answered, Asked
+from trinity_db.explorer.http.dialects.dialect import AgentDialect, Answered, ParsedRequest
 from trinity_db.explorer.http.dialects.options import Refused
 from trinity_db.io.interruptible_json import parse_json
 from trinity_db.models.chat.prompts import PromptTooLong, UntokenizableText
@@ -145,7 +145,9 @@ def retry_of(request: web.Request) -> int | None:
     return int(count) if count.isdecimal() else 0
 
 
-async def write(dialect: AgentDialect, question: Asked, answered: Answered, size: int) -> web.Response:
+async def write(
+    dialect: AgentDialect, question: ParsedRequest, answered: Answered, size: int
+) -> web.Response:
     """Return the answer as one object. `size` is the request's size, parts of which some protocols repeat."""
 
     def written() -> str:
@@ -155,7 +157,7 @@ async def write(dialect: AgentDialect, question: Asked, answered: Answered, size
 
 
 async def stream(
-    request: web.Request, dialect: AgentDialect, question: Asked, answered: Answered, size: int
+    request: web.Request, dialect: AgentDialect, question: ParsedRequest, answered: Answered, size: int
 ) -> web.StreamResponse:
     """Send the answer as a stream. `size` is the request's size in bytes.
 

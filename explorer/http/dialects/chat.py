@@ -23,8 +23,8 @@ from trinity_db.explorer.http.dialects.common_options import (
 from trinity_db.explorer.http.dialects.dialect import (
     AgentDialect,
     Answered,
-    Asked,
     Body,
+    ParsedRequest,
     event,
     openai_error,
     stop_strings,
@@ -131,7 +131,7 @@ OPTIONS = OptionTable(
 )
 
 
-def convert(body: Body, run: RequestContext) -> Asked:
+def convert(body: Body, run: RequestContext) -> ParsedRequest:
     """Convert a conversation and its sampling options.
 
     Raises:
@@ -143,7 +143,7 @@ def convert(body: Body, run: RequestContext) -> Asked:
     limits = [take(body, key, int, "an integer") for key in ("max_tokens", "max_completion_tokens")]
     options = take(body, "stream_options", Mapping, "an object") or {}
     shown = tools(body)
-    return Asked(
+    return ParsedRequest(
         model=str(body.get("model", "")),
         messages=[_shown(message) for message in messages],
         begun=_is_begun(body, messages),
@@ -195,7 +195,7 @@ def _is_begun(body: Body, messages: list[Mapping[str, Any]]) -> bool:
     return begun
 
 
-def write(question: Asked, answered: Answered) -> dict[str, Any]:
+def write(question: ParsedRequest, answered: Answered) -> dict[str, Any]:
     """Encode the answer as one object with one choice."""
     message: dict[str, Any] = {"role": "assistant", "content": answered.text, "refusal": None}
     if answered.thought:
@@ -207,7 +207,7 @@ def write(question: Asked, answered: Answered) -> dict[str, Any]:
     return {**_head(question, answered, "chat.completion"), "choices": [choice], "usage": usage(answered)}
 
 
-def events(question: Asked, answered: Answered) -> Iterable[str]:
+def events(question: ParsedRequest, answered: Answered) -> Iterable[str]:
     """Yield the answer in chunks: role, thought, text, tool calls, finish reason and, if requested, usage."""
     head = _head(question, answered, "chat.completion.chunk")
 
@@ -228,7 +228,7 @@ def events(question: Asked, answered: Answered) -> Iterable[str]:
     yield "data: [DONE]\n\n"
 
 
-def _head(question: Asked, answered: Answered, kind: str) -> dict[str, Any]:
+def _head(question: ParsedRequest, answered: Answered, kind: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{answered.id}",
         "object": kind,

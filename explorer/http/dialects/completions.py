@@ -12,8 +12,8 @@ from trinity_db.explorer.http.dialects.common_options import (
 from trinity_db.explorer.http.dialects.dialect import (
     AgentDialect,
     Answered,
-    Asked,
     Body,
+    ParsedRequest,
     event,
     openai_error,
     stop_strings,
@@ -45,7 +45,7 @@ OPTIONS = OptionTable(
 )
 
 
-def convert(body: Body, run: RequestContext) -> Asked:
+def convert(body: Body, run: RequestContext) -> ParsedRequest:
     """Convert a prompt and its sampling options.
 
     Raises:
@@ -58,7 +58,7 @@ def convert(body: Body, run: RequestContext) -> Asked:
     if not prompt or not (isinstance(prompt, str) or is_tokens):
         raise Refused(400, "'prompt' must be one string, or a list of tokens.")
     options = take(body, "stream_options", dict, "an object") or {}
-    return Asked(
+    return ParsedRequest(
         model=str(body.get("model", "")),
         prompt=prompt,
         max_new_tokens=take(body, "max_tokens", int, "an integer"),
@@ -72,12 +72,12 @@ def convert(body: Body, run: RequestContext) -> Asked:
     )
 
 
-def write(question: Asked, answered: Answered) -> dict[str, Any]:
+def write(question: ParsedRequest, answered: Answered) -> dict[str, Any]:
     """Encode the answer as one object with one choice."""
     return {**_head(question, answered), "choices": [_choice(question, answered)], "usage": usage(answered)}
 
 
-def events(question: Asked, answered: Answered) -> Iterable[str]:
+def events(question: ParsedRequest, answered: Answered) -> Iterable[str]:
     """Yield the answer as one chunk and, if requested, usage."""
     yield event({**_head(question, answered), "choices": [_choice(question, answered)]})
     if question.options["include_usage"]:
@@ -85,7 +85,7 @@ def events(question: Asked, answered: Answered) -> Iterable[str]:
     yield "data: [DONE]\n\n"
 
 
-def _choice(question: Asked, answered: Answered) -> dict[str, Any]:
+def _choice(question: ParsedRequest, answered: Answered) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": 0,
         "text": answered.text,
@@ -97,7 +97,7 @@ def _choice(question: Asked, answered: Answered) -> dict[str, Any]:
     return choice
 
 
-def _head(question: Asked, answered: Answered) -> dict[str, Any]:
+def _head(question: ParsedRequest, answered: Answered) -> dict[str, Any]:
     return {
         "id": f"cmpl-{answered.id}",
         "object": "text_completion",

@@ -1,8 +1,8 @@
 """Common parts of the dialects: a parsed request, and an answer before it is encoded.
 
-A dialect is one protocol for querying a model, such as OpenAI's chat completions. It parses a request into
-`Asked`, and encodes an `Answered` as one JSON object or as the events of a stream. It depends on neither
-policy nor store.
+A dialect is one protocol for querying a model, such as OpenAI's chat completions. It parses a request into a
+`ParsedRequest`, and encodes an `Answered` as one JSON object or as the events of a stream. It depends on
+neither policy nor store.
 """
 
 import json
@@ -24,7 +24,7 @@ Body = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A request, in the policy's terms."""
 
     model: str
@@ -86,14 +86,14 @@ class AgentDialect:
     """Path below the base URL."""
     options: OptionTable
     """What happens to each option of a request."""
-    convert: Callable[[Body, RequestContext], Asked]
+    convert: Callable[[Body, RequestContext], ParsedRequest]
     """Converts a request without the options that are replaced. Raises Refused."""
-    write: Callable[[Asked, Answered], dict[str, Any]]
-    events: Callable[[Asked, Answered], Iterable[str]]
+    write: Callable[[ParsedRequest, Answered], dict[str, Any]]
+    events: Callable[[ParsedRequest, Answered], Iterable[str]]
     """Events of a stream, encoded for sending."""
     complain: Callable[[Refused], dict[str, Any]]
 
-    def read(self, body: Body, run: RequestContext) -> Asked:
+    def read(self, body: Body, run: RequestContext) -> ParsedRequest:
         """Parse a request.
 
         Raises:

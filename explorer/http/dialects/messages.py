@@ -22,8 +22,8 @@ from trinity_db.explorer.http.dialects.common_options import (
 from trinity_db.explorer.http.dialects.dialect import (
     AgentDialect,
     Answered,
-    Asked,
     Body,
+    ParsedRequest,
     arguments_of,
     event,
     stop_strings,
@@ -185,7 +185,7 @@ ERRORS = {
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 
-def convert(body: Body, run: RequestContext) -> Asked:
+def convert(body: Body, run: RequestContext) -> ParsedRequest:
     """Convert a conversation and its sampling options.
 
     Raises:
@@ -198,7 +198,7 @@ def convert(body: Body, run: RequestContext) -> Asked:
     choice = take(body, "tool_choice", Mapping, "an object") or {}
     config = take(body, "output_config", Mapping, "an object") or {}
     tools = _tools(body, choice)
-    return Asked(
+    return ParsedRequest(
         model=str(body.get("model", "")),
         messages=[
             *([{"role": "system", "content": system}] if system else []),
@@ -222,7 +222,7 @@ def _variables(body: Body, run: RequestContext, effort: str | None) -> dict[str,
     return template_variables(body, run, effort)
 
 
-def write(question: Asked, answered: Answered) -> dict[str, Any]:
+def write(question: ParsedRequest, answered: Answered) -> dict[str, Any]:
     """Encode the answer as one message with text, tool calls, or both."""
     return {
         **_head(question, answered),
@@ -232,7 +232,7 @@ def write(question: Asked, answered: Answered) -> dict[str, Any]:
     }
 
 
-def events(question: Asked, answered: Answered) -> Iterable[str]:
+def events(question: ParsedRequest, answered: Answered) -> Iterable[str]:
     """Yield the message block by block."""
 
     def named(kind: str, **content: Any) -> str:
@@ -304,7 +304,7 @@ def _tools(body: Body, choice: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [] if choice.get("type") == "none" else tools
 
 
-def _head(question: Asked, answered: Answered) -> dict[str, Any]:
+def _head(question: ParsedRequest, answered: Answered) -> dict[str, Any]:
     return {
         "id": f"msg_{answered.id}",
         "type": "message",

@@ -24,8 +24,8 @@ from trinity_db.explorer.http.dialects.common_options import (
 from trinity_db.explorer.http.dialects.dialect import (
     AgentDialect,
     Answered,
-    Asked,
     Body,
+    ParsedRequest,
     event,
     openai_error,
     take,
@@ -178,7 +178,7 @@ OPTIONS = OptionTable(
 )
 
 
-def convert(body: Body, run: RequestContext) -> Asked:
+def convert(body: Body, run: RequestContext) -> ParsedRequest:
     """Convert a conversation and its sampling options.
 
     Raises:
@@ -189,7 +189,7 @@ def convert(body: Body, run: RequestContext) -> Asked:
     reasoning = take(body, "reasoning", Mapping, "an object") or {}
     items = take(body, "input", (str, list), "a string or a list of items") or []
     tools = _tools(body)
-    return Asked(
+    return ParsedRequest(
         model=str(body.get("model", "")),
         messages=[
             *([{"role": "system", "content": instructions}] if instructions else []),
@@ -229,7 +229,7 @@ def _is_begun(items: str | list[Any]) -> bool:
     return True
 
 
-def write(question: Asked, answered: Answered) -> dict[str, Any]:
+def write(question: ParsedRequest, answered: Answered) -> dict[str, Any]:
     """Encode the answer as one object whose output is a message, tool calls, or both."""
     is_whole = answered.finish_reason == "stop" or bool(answered.tool_calls)
     return {
@@ -246,7 +246,7 @@ def write(question: Asked, answered: Answered) -> dict[str, Any]:
     }
 
 
-def events(question: Asked, answered: Answered) -> Iterable[str]:
+def events(question: ParsedRequest, answered: Answered) -> Iterable[str]:
     """Yield the events of the response: its start, the events of each item, and its end."""
     numbers = count()
     begun = {**_head(question, answered, "in_progress"), "output": [], "usage": None}
@@ -314,7 +314,7 @@ def _tools(body: Body) -> list[Mapping[str, Any]]:
     return chat.tools({"tools": functions, "tool_choice": body.get("tool_choice")})
 
 
-def _head(question: Asked, answered: Answered, status: str) -> dict[str, Any]:
+def _head(question: ParsedRequest, answered: Answered, status: str) -> dict[str, Any]:
     return {
         "id": f"resp_{answered.id}",
         "object": "response",
