@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from trinity_db.models.chat.thoughts import split
 from trinity_db.processors.judging.rubric import Criterion, Rubric
 
 MAX_CHARACTERS = 200_000
-THOUGHTS = "<think>", "</think>"
 
 
 class Unreadable(ValueError):
@@ -35,9 +35,7 @@ def read(text: str, rubric: Rubric) -> dict[str, Mark]:
     """
     if len(text) > MAX_CHARACTERS:
         raise Unreadable(f"it has more than {MAX_CHARACTERS:,} characters")
-    begin, end = THOUGHTS
-    if text.lstrip().startswith(begin):
-        text = text.partition(end)[2]
+    _, text = split(text)
     names = {criterion.name for criterion in rubric.criteria}
     marks = [candidate for candidate in _objects(text) if names & candidate.keys()]
     if not marks:
