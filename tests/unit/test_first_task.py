@@ -57,6 +57,24 @@ def test_the_plain_prompt_of_an_imported_row_stays_plain(template: Path) -> None
     assert (shown.prompt, shown.warning) == ("Why?", PLAIN_PROMPT_WARNING)
 
 
+@pytest.mark.parametrize(
+    ("context", "max_new_tokens", "warning"),
+    [
+        (14, 10, None),
+        (13, 10, "context of 13 tokens leaves 9 for a response, fewer than explorer.max_new_tokens (10)"),
+        (4, 10, "the prompt does not fit the model's context of 4 tokens"),
+        (4, None, None),
+    ],
+)
+def test_a_prompt_that_leaves_too_little_of_the_context_is_warned_of(
+    context: int, max_new_tokens: int | None, warning: str | None
+) -> None:
+    model = ModelConfig(scratch=ScratchConfig(context=context))
+    shown = render(FirstTask("first task", QUESTION, model, None, max_new_tokens=max_new_tokens))
+    assert shown.num_tokens == 4
+    assert (shown.warning is None) if warning is None else (warning in str(shown.warning))
+
+
 def test_a_very_long_prompt_is_cut_in_its_middle() -> None:
     shown = render(first({"prompt": "a" * 5000 + "\n" + "z" * 5000}))
     (line,) = shown.lines("first task")[1:-1]

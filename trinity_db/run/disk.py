@@ -59,7 +59,8 @@ def check_need(config: "RunConfig") -> None:
     logger.info("needs up to %s in %s: %s; %s are free", size(need.total), folder, of_each, size(free))
     if deltas := min(need.deltas, int(trainer.keep_deltas * free)):
         logger.info(
-            "older versions in 16 bits take about %s more as deltas (trainer.keep_deltas)", size(deltas)
+            "versions in 16 bits stay as deltas when they are old, in about %s more (trainer.keep_deltas)",
+            size(deltas),
         )
 
 

@@ -53,6 +53,8 @@ class FirstTask:
     """Model folder with the tokenizer; None if the model is from scratch or not on this machine."""
     is_imported: bool = False
     """Whether it is the prompt of an imported row. Its plain prompt stays plain text."""
+    max_new_tokens: int | None = None
+    """Maximum length of a response in tokens; None if none is sampled."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,27 @@ def render(first: FirstTask) -> RenderedTask:
     else:
         text = renderer.task(first.task, offered_tools(first.task))
     ids = prompt_ids(text, source.tokenizer)
+    warnings = [
+        PLAIN_PROMPT_WARNING if is_plain and renderer.misses_template(text) else None,
+        _context_warning(len(ids), first.max_new_tokens, source.context),
+    ]
     return RenderedTask(
         source.tokenizer.decode(ids, skip_special_tokens=False),
         len(ids),
         source.tokenizer.convert_ids_to_tokens(sorted(source.end_tokens)),
-        PLAIN_PROMPT_WARNING if is_plain and renderer.misses_template(text) else None,
+        "; ".join(filter(None, warnings)) or None,
+    )
+
+
+def _context_warning(num_tokens: int, max_new_tokens: int | None, context: int) -> str | None:
+    """Return a warning if a prompt leaves fewer tokens of the context than a response may have."""
+    if max_new_tokens is None or num_tokens + max_new_tokens <= context:
+        return None
+    if num_tokens >= context:
+        return f"the prompt does not fit the model's context of {context} tokens, so such attempts fail"
+    return (
+        f"the model's context of {context} tokens leaves {context - num_tokens} for a response, fewer than "
+        f"explorer.max_new_tokens ({max_new_tokens}), so longer responses are cut off there"
     )
 
 
@@ -128,7 +146,8 @@ def of_file(path: Path, overrides: Sequence[str]) -> tuple[list[str], str | None
     Raises:
         ConfigError: if the file cannot be read, or a key is wrong.
     """
-    model = model_revisions.pinned(joining.read(path, overrides)).model
+    config = model_revisions.pinned(joining.read(path, overrides))
+    model = config.model
     if model.run is not None:
         return [
             "sample question is not shown: the tokenizer belongs to another run, and no store is opened."
@@ -137,7 +156,8 @@ def of_file(path: Path, overrides: Sequence[str]) -> tuple[list[str], str | None
     if alphabet is not None and not set(QUESTION) <= set(alphabet):
         return ["sample question is not shown: model.scratch.alphabet lacks characters of it."], None
     folder = None if model.path is None else hub.folder(model.path, model.revision, with_weights=False)
-    question = FirstTask("sample question", {"prompt": QUESTION}, model, folder)
+    limit = config.explorer.max_new_tokens if config.is_online else None
+    question = FirstTask("sample question", {"prompt": QUESTION}, model, folder, max_new_tokens=limit)
     return lines_and_warning(question)
 
 
@@ -154,7 +174,8 @@ def of_run(tx: Transaction, run_id: int, config: RunConfig, places: RecordedPlac
         title = "first task"
         if config.explorer.workflow != "single_turn" or config.explorer.environment is not None:
             title += " (the run's workflow may change the prompt)"
-        return None if row is None else FirstTask(title, row["payload"], config.model, folder)
+        limit = config.explorer.max_new_tokens
+        return None if row is None else FirstTask(title, row["payload"], config.model, folder, False, limit)
     row = tx.execute(query("first_imported_row"), {"run_id": run_id}).fetchone()
     if row is None:
         return None

@@ -192,7 +192,11 @@ def test_a_killed_server_costs_no_answer(servers: list[Server], untied: list[Pat
     async def story(engine: EndpointEngine) -> None:
         await loaded(engine, untied[2], 2)
         sampled = await sampling(servers, engine, 64, 300)
-        assert all(server.in_flight for server in engine._servers)
+        while not all(
+            server.in_flight for server in engine._servers
+        ):  # one was through before the other began
+            await sampled
+            sampled = await sampling(servers, engine, 64, 300)
         servers[1].kill()
         answers = await sampled
         assert versions_within(answers) == {(2,)}
