@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.rows import Scene
+from tests.support.rows import Scene, rollout
 from trinity_db.cli.progress import Progress, outcome
 from trinity_db.config.base import validate
 from trinity_db.postgres.connection import Database
@@ -62,6 +62,21 @@ def test_a_line_has_step_time_left_rewards_and_drops_and_a_sample_follows(
         "WHERE b.step = 2 AND i.ordinal = 0"
     )
     assert sample.startswith(f"run: sample: {question} → {response or '(empty)'} (reward ")
+
+
+def test_many_failed_attempts_are_warned_of_once(
+    scene: Scene, config: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = "PromptTooLong: 40 tokens \x1b[2J"
+    scene.write([rollout(group, member, error=error) for group in scene.claim(10) for member in (0, 1)])
+    caplog.clear()
+    with Progress(scene.database, scene.run, config) as progress:
+        progress.update(now=True)
+        progress.update(now=True)
+    [warning] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.startswith(
+        r"run 'run': 20 of its last 20 attempts failed: PromptTooLong: 40 tokens \x1b[2J; "
+    )
 
 
 def test_quiet_prints_nothing(scene: Scene, config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:

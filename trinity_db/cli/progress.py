@@ -14,7 +14,8 @@ from rich.progress import Progress as Bar
 from trinity_db.cli.output import shorten
 from trinity_db.errors import DatabaseUnavailable
 from trinity_db.insight import status
-from trinity_db.insight.checks.finding import span
+from trinity_db.insight.checks import learning
+from trinity_db.insight.checks.finding import Level, span
 from trinity_db.insight.words import printable, with_limits
 from trinity_db.postgres.connection import Database
 from trinity_db.run.configuration import RunConfig
@@ -58,6 +59,7 @@ class Progress:
         self._looked_at = self._printed_at = -math.inf
         self._printed_step = -1
         self._lines = 0
+        self._has_warned = False
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -100,6 +102,8 @@ class Progress:
         if self._lines % SAMPLE_LINES == 0 and row["step"]:
             self._print_sample()
         self._lines += 1
+        if not self._has_warned:
+            self._warn_of_failures()
 
     @property
     def _silent_seconds(self) -> float:
@@ -121,6 +125,14 @@ class Progress:
             reward = "" if row["reward"] is None else f" (reward {row['reward']:.3g})"
             question, response = (shortened(row[name]) for name in ("question", "response"))
             logger.info("%s: sample: %s → %s%s", self._run.name, question, response, reward)
+
+    def _warn_of_failures(self) -> None:
+        """Warn once if many attempts end with an error, which otherwise only the explorers' logs show."""
+        with self._database.transaction(read_only=True) as tx:
+            [finding] = learning.attempts(tx, self._run.id)
+        if finding.level is Level.WARN:
+            logger.warning("%s", printable(str(finding)))
+            self._has_warned = True
 
 
 def describe(row: Mapping[str, Any], total: int | None, group_size: int) -> str:
