@@ -51,7 +51,8 @@ ORDER BY r.id
 -- name: status_metrics
 -- Two results from the metrics of one run: `sampling`, the difference between the recorded log-probabilities and
 -- the trainer's own for the same weights; and `waiting`, the shares of time that the trainer waits for
--- rollouts and the explorers for training, since the oldest of the latest batches.
+-- rollouts and the explorers for training, since the oldest of the latest batches. NULL before the third, since the
+-- first ones wait for the start of the engines.
 SELECT (SELECT jsonb_build_object(
                    'step', o.step, 'outside', o.value,
                    'mean', (SELECT m.value FROM trinity.metric m
@@ -73,7 +74,7 @@ SELECT (SELECT jsonb_build_object(
                           WHERE m.run_id = %(run_id)s AND m.role = 'explore' AND m.step >= b.first_version
                             AND m.name IN ('explore/wait_for_training', 'explore/time')),
             'max_staleness', (SELECT r.config -> 'max_staleness' FROM trinity.run r WHERE r.id = %(run_id)s))
-        FROM (SELECT min(l.step) AS first_step, min(l.policy_version) AS first_version
+        FROM (SELECT CASE WHEN count(*) >= 3 THEN min(l.step) END AS first_step, min(l.policy_version) AS first_version
               FROM (SELECT b.step, b.policy_version FROM trinity.batch b
                     WHERE b.run_id = %(run_id)s AND b.state = 'committed'
                     ORDER BY b.step DESC LIMIT %(batches)s) l) b) AS waiting

@@ -310,12 +310,17 @@ def test_engines_that_differ_from_the_trainer_are_found(
         assert "differ by more than a fifth on 5.1% of the tokens" in found()["learn engine"]["found"]
 
 
+def train_three_steps(scene: Scene) -> None:
+    scene.make_ready(3)
+    for step in (1, 2, 3):
+        scene.train(step, size=1)
+
+
 @pytest.mark.parametrize(("waited", "is_found"), [(26.0, True), (24.0, False)])
 def test_a_side_that_waits_for_the_other_is_found(
     scene: Scene, found: Any, waited: float, is_found: bool
 ) -> None:
-    scene.make_ready(1)
-    scene.train(step=1, size=1)
+    train_three_steps(scene)
     scene.record(1, {"step_time": 100.0, "time/wait_for_batch": waited})
     scene.record(0, {"explore/time": 100.0, "explore/wait_for_training": 0.0}, WorkerRole.EXPLORE)
     assert ("learn pace" in found()) == is_found
@@ -326,8 +331,7 @@ def test_a_side_that_waits_for_the_other_is_found(
 
 
 def test_the_curve_of_the_side_that_waits_is_shown(scene: Scene, found: Any) -> None:
-    scene.make_ready(1)
-    scene.train(step=1, size=1)
+    train_three_steps(scene)
     scene.record(1, {"step_time": 100.0, "time/wait_for_batch": 0.0})
     scene.record(0, {"explore/time": 100.0, "explore/wait_for_training": 60.0}, WorkerRole.EXPLORE)
     assert found()["learn pace"]["shown"] == {"metric": "explore/wait_for_training"}
@@ -353,3 +357,12 @@ def drop(scene: Scene, ids: list[int], reason: str) -> None:
 def set_config(scene: Scene, config: dict[str, Any]) -> None:
     with scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.run SET config = %s", [Jsonb(config)])
+
+
+def test_waits_are_no_alert_before_the_third_step(scene: Scene, found: Any) -> None:
+    scene.make_ready(2)
+    for step in (1, 2):
+        scene.train(step, size=1)
+    scene.record(1, {"step_time": 100.0, "time/wait_for_batch": 90.0})
+    scene.record(0, {"explore/time": 100.0, "explore/wait_for_training": 60.0}, WorkerRole.EXPLORE)
+    assert "learn pace" not in found()

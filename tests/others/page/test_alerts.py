@@ -19,7 +19,8 @@ def store(scene: Scene) -> None:
     with scene.database.transaction() as tx:
         tx.execute("UPDATE trinity.run SET draws = 'groups'")
     scene.make_ready(learning.FEWEST, rewards=(0.25, 0.25))
-    scene.train(step=1, size=2)
+    for step in (1, 2, 3):
+        scene.train(step, size=2)
     groups = scene.claim(learning.FEWEST + 5)
     scene.write(
         [rollout(group, member, error="<b>no</b> such tool") for group in groups for member in (0, 1)]
